@@ -1,0 +1,80 @@
+"""cw_lens: contribution weights beside attention, for any decoder (arXiv 2606.07604).
+
+Names load on first use, so that importing the package costs nothing and touches no network.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cw_lens.runs import IdentityError as IdentityError
+    from cw_lens.runs import Run as Run
+    from cw_lens.runs import capture as capture
+    from cw_lens.runs import from_cache as from_cache
+    from cw_lens.runs import next_token_nll as next_token_nll
+    from cw_lens.geometry import Decomposition as Decomposition
+    from cw_lens.geometry import Interference as Interference
+    from cw_lens.geometry import bias_share as bias_share
+    from cw_lens.geometry import decompose as decompose
+    from cw_lens.geometry import inter_head_contributions as inter_head_contributions
+    from cw_lens.geometry import interference as interference
+    from cw_lens.geometry import intra_head_contributions as intra_head_contributions
+    from cw_lens.geometry import low_outputs as low_outputs
+    from cw_lens.geometry import pairwise_interference as pairwise_interference
+    from cw_lens.geometry import projected_value_norms as projected_value_norms
+    from cw_lens.geometry import projections as projections
+    from cw_lens.geometry import target_contributions as target_contributions
+    from cw_lens.layer import LayerAttention as LayerAttention
+    from cw_lens.layer import layer_attention as layer_attention
+    from cw_lens.metrics import METRICS as METRICS
+    from cw_lens.models import load_model as load_model
+    from cw_lens.models import wrap_model as wrap_model
+    from cw_lens.prompts import Prompts as Prompts
+    from cw_lens.prompts import tokenize as tokenize
+    from cw_lens.scores import TokenScores as TokenScores
+    from cw_lens.scores import token_scores as token_scores
+    from cw_lens.sinks import SINK_DETECTORS as SINK_DETECTORS
+    from cw_lens.sinks import find_sinks as find_sinks
+    from cw_lens.studies.explain import Explanation as Explanation
+    from cw_lens.studies.explain import explain as explain
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "runs": ["IdentityError", "Run", "capture", "from_cache", "next_token_nll"],
+    "geometry": [
+        "Decomposition",
+        "Interference",
+        "bias_share",
+        "decompose",
+        "inter_head_contributions",
+        "interference",
+        "intra_head_contributions",
+        "low_outputs",
+        "pairwise_interference",
+        "projected_value_norms",
+        "projections",
+        "target_contributions",
+    ],
+    "layer": ["LayerAttention", "layer_attention"],
+    "metrics": ["METRICS"],
+    "models": ["load_model", "wrap_model"],
+    "prompts": ["Prompts", "tokenize"],
+    "scores": ["TokenScores", "token_scores"],
+    "sinks": ["SINK_DETECTORS", "find_sinks"],
+    "studies.explain": ["Explanation", "explain"],
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *_MODULE_OF]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    """The public name, imported from its module at first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'cw_lens' has no attribute {name!r}")
+    return getattr(import_module(f"cw_lens.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

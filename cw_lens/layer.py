@@ -1,0 +1,219 @@
+"""One attention layer of one forward pass, frozen: what every metric and study reads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cw_lens.noise import prompt_digest
+
+LOW_OUTPUT = 1e-3
+"""Outputs shorter than this share of the layer's median output count as low."""
+_TINY = 1e-18  # squares stay above float32's smallest normal number
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """What one attention layer read, weighed and wrote, in float32 or better.
+
+    Every quantity is row-wise in the query: a layer may hold a block of queries and all the keys
+    that they see (`queries`), and metrics act on it unchanged. Build one with `layer_attention`.
+
+    Attributes:
+        index: the layer's number in the model, from 0.
+        pattern: attention weights after the softmax, as the model used them; 0 where the query or
+            the key is padding (alpha in the paper).
+        value: values as the model used them, value bias included, grouped values repeated for
+            each query head (v).
+        W_O: output matrix, split by head.
+        b_O: output bias, which is nobody's contribution; None if the model has none.
+        z: sum over keys of pattern * value, per head.
+        output: sum over heads of z W_O, without `b_O`, before the residual is added (o).
+        residual: the layer's input, the residual stream before the block (x), at every key.
+        prompt_digest: a number for each example's tokens, which seeds the random control.
+        mask: True at real tokens, False at padding.
+        output_floor: length under which `output` counts as low, per example.
+        head_output_floor: the same for the output of one head.
+        causal: whether a query sees only itself and earlier keys.
+        query_start: the position of the first query held.
+        z_gradient: gradient of the summed next-token loss with respect to `z`, where captured.
+    """
+
+    index: int
+    pattern: Float[Tensor, "batch head query key"]
+    value: Float[Tensor, "batch head key d_head"]
+    W_O: Float[Tensor, "head d_head d_model"]
+    b_O: Float[Tensor, " d_model"] | None
+    z: Float[Tensor, "batch head query d_head"]
+    output: Float[Tensor, "batch query d_model"]
+    residual: Float[Tensor, "batch key d_model"]
+    prompt_digest: Int[Tensor, " batch"]
+    mask: Bool[Tensor, "batch key"]
+    output_floor: Float[Tensor, " batch"]
+    head_output_floor: Float[Tensor, " batch"]
+    causal: bool = True
+    query_start: int = 0
+    z_gradient: Float[Tensor, "batch head query d_head"] | None = None
+
+    @property
+    def query_mask(self) -> Bool[Tensor, "batch query"]:
+        """True at the real queries held."""
+        return self.mask[:, self.query_start : self.query_start + self.pattern.shape[2]]
+
+    @property
+    def first(self) -> Int[Tensor, " batch"]:
+        """Position of each example's first real token."""
+        return self.mask.int().argmax(dim=1)
+
+    @cached_property
+    def edge_mask(self) -> Bool[Tensor, "batch query key"]:
+        """True where a real query may attend to a real key."""
+        edges = self.query_mask[:, :, None] & self.mask[:, None, :]
+        return edges.tril(diagonal=self.query_start) if self.causal else edges
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "head d_head other"]:
+        """G = W_O W_O^T of each head: inner products of projected values, taken in d_head."""
+        return einsum(self.W_O, self.W_O, "head d m, head e m -> head d e")
+
+    @cached_property
+    def output_norm(self) -> Float[Tensor, "batch query"]:
+        """Length of each output, never below `output_floor`: what shares are divided by."""
+        floor = self.output_floor.clamp_min(_TINY)[:, None]
+        return self.output.norm(dim=-1).maximum(floor)
+
+    @cached_property
+    def head_output_norm(self) -> Float[Tensor, "batch head query"]:
+        """Length of each head's output, never below `head_output_floor`."""
+        floor = self.head_output_floor.clamp_min(_TINY)[:, None, None]
+        return _projected_norm(self.z, self.gram).maximum(floor)
+
+    @cached_property
+    def projected_value_norm(self) -> Float[Tensor, "batch head key"]:
+        """Length of each projected value, ||v W_O||."""
+        return _projected_norm(self.value, self.gram)
+
+    def queries(self, start: int, stop: int) -> "LayerAttention":
+        """The same layer for the queries from start to stop alone, with the keys that they see.
+
+        Views, not copies; what the whole layer has already derived is handed down. Positions are
+        those of the whole layer's prompt.
+
+        Raises:
+            ValueError: if this layer does not start at query 0, or the range is empty or outside.
+        """
+        total = self.pattern.shape[2]
+        if self.query_start or not 0 <= start < stop <= total:
+            raise ValueError(
+                f"layer {self.index} holds queries {self.query_start} to "
+                f"{self.query_start + total}; cannot take {start} to {stop} of it. "
+                "Take query blocks from the whole layer, inside its range."
+            )
+        keys = stop if self.causal else self.mask.shape[1]
+        block = replace(
+            self,
+            pattern=self.pattern[:, :, start:stop, :keys],
+            value=self.value[:, :, :keys],
+            z=self.z[:, :, start:stop],
+            output=self.output[:, start:stop],
+            residual=self.residual[:, :keys],
+            mask=self.mask[:, :keys],
+            query_start=start,
+            z_gradient=None if self.z_gradient is None else self.z_gradient[:, :, start:stop],
+        )
+        block.__dict__["gram"] = self.gram
+        block.__dict__["projected_value_norm"] = self.projected_value_norm[:, :, :keys]
+        return block
+
+    def query_blocks(self, size: int) -> Iterator["LayerAttention"]:
+        """The layer cut into blocks of at most `size` queries, in order."""
+        total = self.pattern.shape[2]
+        for start in range(0, total, size):
+            yield self.queries(start, min(start + size, total))
+
+
+def layer_attention(
+    index: int,
+    pattern: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch group key d_head"],
+    *,
+    W_O: Float[Tensor, "head d_head d_model"],
+    b_O: Float[Tensor, " d_model"] | None,
+    residual: Float[Tensor, "batch key d_model"],
+    ids: Int[Tensor, "batch key"],
+    mask: Bool[Tensor, "batch key"],
+    causal: bool = True,
+) -> LayerAttention:
+    """A whole layer from what the model used: `z` and `output` are rebuilt from the parts.
+
+    Low-precision input is raised to float32 first. Grouped values (fewer groups than heads) are
+    repeated; rows and columns of padding are set to 0.
+
+    Args:
+        index: the layer's number.
+        pattern: attention weights, query and key running over the same positions.
+        value: values, one group for every query head or for several.
+        W_O, b_O: output matrix split by head, and output bias.
+        residual: the layer's input.
+        ids, mask: token ids, and True at real tokens.
+        causal: whether queries see only earlier keys.
+
+    Raises:
+        ValueError: if the heads are not a multiple of the value groups.
+    """
+    dtype = torch.promote_types(pattern.dtype, torch.float32)
+    heads, groups = pattern.shape[1], value.shape[1]
+    if heads % groups:
+        raise ValueError(
+            f"layer {index} has {heads} query heads and {groups} value groups; grouped values "
+            "need a whole number of heads a group. Check the pattern's and the value's axes."
+        )
+    pattern, value, residual, W_O = (x.to(dtype) for x in (pattern, value, residual, W_O))
+    if not mask.all():
+        real = mask[:, None, :, None] & mask[:, None, None, :]
+        # padded activations may hold anything, NaN included: replaced, not multiplied
+        pattern = pattern.masked_fill(~real, 0.0)
+        value = value.masked_fill(~mask[:, None, :, None], 0.0)
+        residual = residual.masked_fill(~mask[:, :, None], 0.0)
+    value = value.repeat_interleave(heads // groups, dim=1)
+    z = pattern @ value
+    output = einsum(z, W_O, "batch head query d, head d m -> batch query m")
+    gram = einsum(W_O, W_O, "head d m, head e m -> head d e")
+    layer = LayerAttention(
+        index=index,
+        pattern=pattern,
+        value=value,
+        W_O=W_O,
+        b_O=None if b_O is None else b_O.to(dtype),
+        z=z,
+        output=output,
+        residual=residual,
+        prompt_digest=prompt_digest(ids, mask),
+        mask=mask,
+        output_floor=_floor(output.norm(dim=-1), mask),
+        head_output_floor=_floor(_projected_norm(z, gram), mask[:, None].expand(z.shape[:-1])),
+        causal=causal,
+    )
+    layer.__dict__["gram"] = gram
+    return layer
+
+
+def _projected_norm(
+    vector: Float[Tensor, "batch head position d_head"],
+    gram: Float[Tensor, "head d_head other"],
+) -> Float[Tensor, "batch head position"]:
+    """Length after the output matrix, sqrt(v^T G v); rounding below zero is zero."""
+    squared = ((vector @ gram) * vector).sum(dim=-1)
+    return squared.clamp_min(0.0).sqrt()
+
+
+def _floor(
+    norm: Float[Tensor, "batch *axes"], real: Bool[Tensor, "batch *axes"]
+) -> Float[Tensor, " batch"]:
+    """LOW_OUTPUT times the median over real positions, example by example (SPEC 2)."""
+    median = norm.masked_fill(~real, torch.nan).flatten(1).nanmedian(dim=1).values
+    return LOW_OUTPUT * median

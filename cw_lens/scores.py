@@ -1,0 +1,138 @@
+"""Token scores: how much each token matters to those that see it, streamed over layers (SPEC 4)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cw_lens.layer import LayerAttention
+from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
+from cw_lens.prompts import Prompts
+from cw_lens.runs import Certificate, capture, layer_indices
+
+QUERY_BLOCK = 64
+"""Queries scored at a time: keeps a block of edges in the processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """One score for each token, per layer and head; `scores[name]` is a metric's tensor.
+
+    Attributes:
+        values: metric name -> [batch, layer, head, key], 0 at padding.
+        layers: the number of each layer along that axis.
+        certificates: one for each layer.
+    """
+
+    values: Mapping[str, Float[Tensor, "batch layer head key"]]
+    layers: tuple[int, ...]
+    certificates: tuple[Certificate, ...]
+
+    def __getitem__(self, metric: str) -> Float[Tensor, "batch layer head key"]:
+        if metric not in self.values:
+            raise KeyError(f"no scores of {metric!r}; there are {', '.join(self.values)}.")
+        return self.values[metric]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics scored."""
+        return tuple(self.values)
+
+
+def token_scores(
+    model: Any,
+    prompts: Prompts,
+    metrics: Sequence[str] | Mapping[str, Metric] = PAPER_METRICS,
+    *,
+    layers: Sequence[int] | None = None,
+) -> TokenScores:
+    """Token scores of every layer and head, from one forward pass, one layer in memory at a time.
+
+    score of key j = sum over real queries i >= j of metric_ij / number of those queries; for a
+    bidirectional model the mean over all real queries. `gradient` adds a forward and backward pass.
+
+    Args:
+        model: any model of TransformerLens, or what `load_model` and `wrap_model` return.
+        prompts: from `tokenize`.
+        metrics: names out of `METRICS`, or a mapping of names to functions of your own.
+        layers: the layers to score, all by default.
+
+    Raises:
+        ValueError: an unknown metric or layer, or a metric that returns NaN or a wrong shape.
+        IdentityError, UnsupportedModelError: as `capture`.
+    """
+    functions = resolve_metrics(metrics)
+    run = capture(
+        model,
+        prompts,
+        layers=layers,
+        reduce=lambda layer: layer_scores(layer, functions),
+        gradient=needs_gradient(functions),
+    )
+    return stacked_scores(run.layers, layer_indices(model, layers), run.certificates)
+
+
+def resolve_metrics(metrics: Sequence[str] | Mapping[str, Metric]) -> dict[str, Metric]:
+    """Name -> function; names are looked up in `METRICS`.
+
+    Raises:
+        ValueError: an unknown name, naming the valid ones, or no metric at all.
+    """
+    if isinstance(metrics, str):
+        metrics = [metrics]
+    if not metrics:
+        raise ValueError(f"no metrics asked for; there are {', '.join(METRICS)}.")
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown:
+        raise ValueError(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}.")
+    return {name: METRICS[name] for name in metrics}
+
+
+def needs_gradient(functions: Mapping[str, Metric]) -> bool:
+    """Whether a metric among them reads `z_gradient`."""
+    return METRICS["gradient"] in functions.values()
+
+
+def layer_scores(
+    layer: LayerAttention, functions: Mapping[str, Metric]
+) -> dict[str, Float[Tensor, "batch head key"]]:
+    """Each metric's token scores in one whole layer, in blocks of queries."""
+    batch, heads, _, keys = layer.pattern.shape
+    totals = {name: layer.pattern.new_zeros(batch, heads, keys) for name in functions}
+    for block in layer.query_blocks(QUERY_BLOCK):
+        seen = block.mask.shape[1]
+        weights = block.edge_mask[:, None].to(block.pattern.dtype)
+        for name, function in functions.items():
+            edges = function(block)
+            if edges.shape != block.pattern.shape:
+                raise ValueError(
+                    f"metric {name!r} returned shape {tuple(edges.shape)} for layer "
+                    f"{layer.index}; it must be {tuple(block.pattern.shape)} "
+                    "(batch, head, query, key)."
+                )
+            totals[name][:, :, :seen] += (edges * weights).sum(dim=2)
+    for name, total in totals.items():
+        if not total.isfinite().all():
+            raise ValueError(
+                f"metric {name!r} gives NaN or infinite scores in layer {layer.index}; "
+                "it must be finite wherever a query sees a key."
+            )
+    queries = layer.edge_mask.sum(dim=1).clamp_min(1)[:, None]
+    return {name: total / queries for name, total in totals.items()}
+
+
+def stacked_scores(
+    per_layer: Sequence[Mapping[str, Tensor]],
+    layers: Sequence[int],
+    certificates: Sequence[Certificate],
+) -> TokenScores:
+    """The scores of several layers as one `TokenScores`."""
+    values = {
+        name: torch.stack([scores[name] for scores in per_layer], dim=1) for name in per_layer[0]
+    }
+    return TokenScores(values=values, layers=tuple(layers), certificates=tuple(certificates))

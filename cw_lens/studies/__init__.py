@@ -1,0 +1,1 @@
+"""Studies: one file each, compute -> frozen result -> tidy table."""

@@ -1,0 +1,123 @@
+"""One text through one model: what each token gives, beside the attention it gets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cw_lens import backend
+from cw_lens.layer import LayerAttention
+from cw_lens.models import model_identity
+from cw_lens.prompts import Prompts
+from cw_lens.runs import Certificate, capture, layer_indices, next_token_nll
+from cw_lens.scores import TokenScores, layer_scores, needs_gradient, resolve_metrics, stacked_scores
+from cw_lens.sinks import cosine
+from cw_lens.studies.heads import HeadProfile, head_profile, layer_head_statistics
+
+SHOWN_METRICS = (
+    "attention",
+    "value_weighted",
+    "value_weighted_output_normalized",
+    "contribution",
+    "signed_contribution",
+    "intra_head_contribution",
+    "stream_contribution",
+)
+"""What `explain` scores by default: all that one forward pass gives at little cost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One text, read by one model.
+
+    Attributes:
+        prompts: the text, a batch of one.
+        scores: token scores of every layer and head.
+        heads: what each head of every layer gives.
+        sinks: the positions that the `cosine` detector marks, layer by layer.
+        layers: the layers chosen to be shown whole.
+        certificates: one for each layer of the model.
+        nll: loss in nats of each token from the second on.
+        model: the model's identity.
+    """
+
+    prompts: Prompts
+    scores: TokenScores
+    heads: HeadProfile
+    sinks: Bool[Tensor, "layer key"]
+    layers: tuple[LayerAttention, ...]
+    certificates: tuple[Certificate, ...]
+    nll: Float[Tensor, " predicted"]
+    model: dict[str, Any]
+
+
+def explain(
+    model: Any,
+    prompts: Prompts,
+    *,
+    layers: Sequence[int] | None = None,
+    metrics: Sequence[str] = SHOWN_METRICS,
+    progress: Callable[[int], None] | None = None,
+) -> Explanation:
+    """Everything that the page of `cw-lens explain` shows, from one streamed pass and the loss.
+
+    Args:
+        model: any model of TransformerLens, or what `load_model` and `wrap_model` return.
+        prompts: one text, from `tokenize`.
+        layers: the layers to keep whole; by default the three in which the first key's
+            attention is furthest from its contribution.
+        metrics: what to score tokens by; those of `SHOWN_METRICS` are always scored.
+        progress: called with the number of layers done after each.
+
+    Raises:
+        ValueError: more than one text, or an unknown layer or metric.
+        IdentityError, UnsupportedModelError: as `capture`.
+    """
+    if len(prompts) != 1:
+        raise ValueError(f"explain takes one text; the prompts hold {len(prompts)}.")
+    functions = resolve_metrics(tuple(dict.fromkeys((*SHOWN_METRICS, *metrics))))
+    indices = list(range(backend.n_layers(model)))
+    chosen = None if layers is None else layer_indices(model, layers)
+    kept: dict[int, LayerAttention] = {}
+    done = 0
+
+    def reduce(layer: LayerAttention) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        nonlocal done
+        if chosen is not None and layer.index in chosen:
+            kept[layer.index] = layer
+        summary = (
+            layer_scores(layer, functions),
+            layer_head_statistics(layer),
+            cosine(layer)[0, 0],
+        )
+        done += 1
+        if progress is not None:
+            progress(done)
+        return summary
+
+    run = capture(model, prompts, reduce=reduce, gradient=needs_gradient(functions))
+    scores, statistics, sinks = zip(*run.layers, strict=True)
+    heads = head_profile(statistics, indices)
+    if chosen is None:
+        chosen = _most_misleading(heads)
+        kept = {x.index: x for x in capture(model, prompts, layers=chosen).layers}
+    return Explanation(
+        prompts=prompts,
+        scores=stacked_scores(scores, indices, run.certificates),
+        heads=heads,
+        sinks=torch.stack(sinks),
+        layers=tuple(kept[index] for index in chosen),
+        certificates=run.certificates,
+        nll=next_token_nll(model, prompts)[0],
+        model=model_identity(model),
+    )
+
+
+def _most_misleading(heads: HeadProfile, count: int = 3) -> list[int]:
+    """The layers in which the first key's attention is furthest from what it gives."""
+    gap = (heads.first_attention.mean(dim=1) - heads.first_contribution.sum(dim=1)).abs()
+    strongest = gap.argsort(descending=True)[:count].tolist()
+    return sorted(heads.layers[row] for row in strongest)
