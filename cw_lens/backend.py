@@ -15,11 +15,13 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from cw_lens.errors import CWLensError
+
 PARTS = ("residual", "value", "pattern", "z", "output")
 """What is read of a layer; the order in which they arrive differs between backends."""
 
 
-class UnsupportedModelError(RuntimeError):
+class UnsupportedModelError(CWLensError, RuntimeError):
     """The model's attention is not of the form sum(alpha v) W_O, or cannot be read."""
 
 

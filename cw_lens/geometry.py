@@ -13,6 +13,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention
 
 
@@ -97,10 +98,10 @@ def target_contributions(
         direction: of shape [d_model], [query, d_model] or [batch, query, d_model].
 
     Raises:
-        ValueError: if its last axis is not d_model.
+        InputError: if its last axis is not d_model.
     """
     if direction.shape[-1] != layer.W_O.shape[-1]:
-        raise ValueError(
+        raise InputError(
             f"layer {layer.index}: the direction has {direction.shape[-1]} components, the "
             f"residual stream {layer.W_O.shape[-1]}. Pass a vector of d_model."
         )
@@ -164,12 +165,12 @@ def pairwise_interference(
     are pairs that cancel.
 
     Raises:
-        ValueError: a head or query that the layer does not hold.
+        InputError: a head or query that the layer does not hold.
     """
     heads, total = layer.pattern.shape[1:3]
     row = query - layer.query_start
     if not 0 <= head < heads or not 0 <= row < total:
-        raise ValueError(
+        raise InputError(
             f"layer {layer.index} has heads 0 to {heads - 1} and holds queries "
             f"{layer.query_start} to {layer.query_start + total - 1}; asked for head {head}, "
             f"query {query}."

@@ -9,6 +9,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.noise import prompt_digest
 
 LOW_OUTPUT = 1e-3
@@ -104,11 +105,11 @@ class LayerAttention:
         those of the whole layer's prompt.
 
         Raises:
-            ValueError: if this layer does not start at query 0, or the range is empty or outside.
+            InputError: if this layer does not start at query 0, or the range is empty or outside.
         """
         total = self.pattern.shape[2]
         if self.query_start or not 0 <= start < stop <= total:
-            raise ValueError(
+            raise InputError(
                 f"layer {self.index} holds queries {self.query_start} to "
                 f"{self.query_start + total}; cannot take {start} to {stop} of it. "
                 "Take query blocks from the whole layer, inside its range."
@@ -163,12 +164,12 @@ def layer_attention(
         causal: whether queries see only earlier keys.
 
     Raises:
-        ValueError: if the heads are not a multiple of the value groups.
+        InputError: if the heads are not a multiple of the value groups.
     """
     dtype = torch.promote_types(pattern.dtype, torch.float32)
     heads, groups = pattern.shape[1], value.shape[1]
     if heads % groups:
-        raise ValueError(
+        raise InputError(
             f"layer {index} has {heads} query heads and {groups} value groups; grouped values "
             "need a whole number of heads a group. Check the pattern's and the value's axes."
         )

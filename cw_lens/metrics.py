@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.geometry import inter_head_contributions, intra_head_contributions
 from cw_lens.layer import LayerAttention
 from cw_lens.noise import mixed, uniform
@@ -90,10 +91,10 @@ def gradient(layer: LayerAttention) -> Edges:
     `token_scores` does by itself.
 
     Raises:
-        ValueError: the layer was read without its gradient.
+        InputError: the layer was read without its gradient.
     """
     if layer.z_gradient is None:
-        raise ValueError(
+        raise InputError(
             f"layer {layer.index} holds no gradient; the gradient metric needs a backward pass. "
             "Read the model with capture(model, prompts, gradient=True)."
         )

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens import backend
 
 
-class PromptError(ValueError):
+class PromptError(InputError):
     """A text that cannot be made into a prompt; the message says what to do."""
 
 

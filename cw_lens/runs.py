@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cw_lens.errors import CWLensError, InputError
 from cw_lens import backend
 from cw_lens.geometry import low_outputs
 from cw_lens.layer import LayerAttention, layer_attention
@@ -25,7 +26,7 @@ TOLERANCE = {
 """Largest error of the two identities, by the dtype that the model computes in."""
 
 
-class IdentityError(RuntimeError):
+class IdentityError(CWLensError, RuntimeError):
     """The parts read of a layer do not add up to what the layer computed."""
 
 
@@ -91,7 +92,7 @@ def capture(
         gradient: also take `z_gradient`, with a forward and a backward pass before this one.
 
     Raises:
-        ValueError: a layer that the model does not have.
+        InputError: a layer that the model does not have.
         IdentityError: a layer's parts do not add up, or padding received attention.
         UnsupportedModelError: a layer whose attention cannot be read.
 
@@ -125,7 +126,7 @@ def from_cache(cache: Any, model: Any, prompts: Prompts) -> Run[LayerAttention]:
     Layers without a `hook_pattern` in the cache are left out.
 
     Raises:
-        ValueError: nothing usable in the cache, or shapes that are not the prompts'.
+        InputError: nothing usable in the cache, or shapes that are not the prompts'.
         IdentityError: a layer's parts do not add up.
     """
     held = getattr(cache, "cache_dict", cache)
@@ -135,7 +136,7 @@ def from_cache(cache: Any, model: Any, prompts: Prompts) -> Run[LayerAttention]:
         if backend.cache_names(model, index)["pattern"] in held
     ]
     if not indices:
-        raise ValueError(
+        raise InputError(
             "the cache holds no hook_pattern of any layer. Cache hook_pattern, hook_v, hook_z and "
             "hook_resid_pre, or read the model with capture(model, prompts)."
         )
@@ -148,10 +149,10 @@ def from_cache(cache: Any, model: Any, prompts: Prompts) -> Run[LayerAttention]:
             if name in held:
                 parts[part] = site.shaped(part, held[name])
             elif part != "output":
-                raise ValueError(f"layer {index}: the cache holds no {name}; cache it too.")
+                raise InputError(f"layer {index}: the cache holds no {name}; cache it too.")
         shape = parts["pattern"].shape
         if (shape[0], shape[-1]) != tuple(prompts.ids.shape):
-            raise ValueError(
+            raise InputError(
                 f"layer {index}: the cached pattern has shape {tuple(shape)}, the prompts have "
                 f"{tuple(prompts.ids.shape)} (batch, position). Cache these prompts' ids."
             )
@@ -173,7 +174,7 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
     """The layers asked for as numbers from 0, in order, each once.
 
     Raises:
-        ValueError: a layer that the model does not have; the message names those it has.
+        InputError: a layer that the model does not have; the message names those it has.
     """
     total = backend.n_layers(model)
     if layers is None:
@@ -181,7 +182,7 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
     wrong = [index for index in layers if not -total <= index < total]
     if wrong or not len(layers):
         what = f"layer {wrong[0]} does not exist" if wrong else "no layers asked for"
-        raise ValueError(f"{what}: the model has layers 0 to {total - 1} (or -{total} to -1).")
+        raise InputError(f"{what}: the model has layers 0 to {total - 1} (or -{total} to -1).")
     return sorted({index % total for index in layers})
 
 

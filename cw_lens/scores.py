@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
 from cw_lens.prompts import Prompts
@@ -61,7 +62,7 @@ def token_scores(
         layers: the layers to score, all by default.
 
     Raises:
-        ValueError: an unknown metric or layer, or a metric that returns NaN or a wrong shape.
+        InputError: an unknown metric or layer, or a metric that returns NaN or a wrong shape.
         IdentityError, UnsupportedModelError: as `capture`.
     """
     functions = resolve_metrics(metrics)
@@ -79,17 +80,17 @@ def resolve_metrics(metrics: Sequence[str] | Mapping[str, Metric]) -> dict[str, 
     """Name -> function; names are looked up in `METRICS`.
 
     Raises:
-        ValueError: an unknown name, naming the valid ones, or no metric at all.
+        InputError: an unknown name, naming the valid ones, or no metric at all.
     """
     if isinstance(metrics, str):
         metrics = [metrics]
     if not metrics:
-        raise ValueError(f"no metrics asked for; there are {', '.join(METRICS)}.")
+        raise InputError(f"no metrics asked for; there are {', '.join(METRICS)}.")
     if isinstance(metrics, Mapping):
         return dict(metrics)
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
-        raise ValueError(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}.")
+        raise InputError(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}.")
     return {name: METRICS[name] for name in metrics}
 
 
@@ -110,7 +111,7 @@ def layer_scores(
         for name, function in functions.items():
             edges = function(block)
             if edges.shape != block.pattern.shape:
-                raise ValueError(
+                raise InputError(
                     f"metric {name!r} returned shape {tuple(edges.shape)} for layer "
                     f"{layer.index}; it must be {tuple(block.pattern.shape)} "
                     "(batch, head, query, key)."
@@ -118,7 +119,7 @@ def layer_scores(
             totals[name][:, :, :seen] += (edges * weights).sum(dim=2)
     for name, total in totals.items():
         if not total.isfinite().all():
-            raise ValueError(
+            raise InputError(
                 f"metric {name!r} gives NaN or infinite scores in layer {layer.index}; "
                 "it must be finite wherever a query sees a key."
             )

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import Prompts
@@ -83,11 +84,11 @@ def find_sinks(
     """Where the sinks are, in every layer and head, from one streamed forward pass.
 
     Raises:
-        ValueError: an unknown detector or layer.
+        InputError: an unknown detector or layer.
         IdentityError, UnsupportedModelError: as `capture`.
     """
     if detector not in SINK_DETECTORS:
-        raise ValueError(f"unknown detector {detector!r}; there are {', '.join(SINK_DETECTORS)}.")
+        raise InputError(f"unknown detector {detector!r}; there are {', '.join(SINK_DETECTORS)}.")
     run = capture(model, prompts, layers=layers, reduce=SINK_DETECTORS[detector])
     return torch.stack(run.layers, dim=1)
 

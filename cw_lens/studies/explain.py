@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens import backend
 from cw_lens.layer import LayerAttention
-from cw_lens.models import model_identity
+from cw_lens.identity import model_identity
 from cw_lens.prompts import Prompts
 from cw_lens.runs import Certificate, capture, layer_indices, next_token_nll
 from cw_lens.scores import TokenScores, layer_scores, needs_gradient, resolve_metrics, stacked_scores
@@ -73,11 +74,11 @@ def explain(
         progress: called with the number of layers done after each.
 
     Raises:
-        ValueError: more than one text, or an unknown layer or metric.
+        InputError: more than one text, or an unknown layer or metric.
         IdentityError, UnsupportedModelError: as `capture`.
     """
     if len(prompts) != 1:
-        raise ValueError(f"explain takes one text; the prompts hold {len(prompts)}.")
+        raise InputError(f"explain takes one text; the prompts hold {len(prompts)}.")
     functions = resolve_metrics(tuple(dict.fromkeys((*SHOWN_METRICS, *metrics))))
     indices = list(range(backend.n_layers(model)))
     chosen = None if layers is None else layer_indices(model, layers)

@@ -1,0 +1,40 @@
+PYTHON ?= python3
+DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore before the first snow.
+
+# Python packages come from the package index that pip is configured to use.
+.venv/ready: pyproject.toml constraints-dev.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints-dev.txt torch
+	.venv/bin/python -m pip install --quiet -c constraints-dev.txt -e '.[dev]'
+	touch $@
+
+# The second environment: transformer-lens 3.9, whose models are HookedTransformers.
+.venv-tl3/ready: pyproject.toml constraints-tl3.txt
+	$(PYTHON) -m venv .venv-tl3
+	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt torch
+	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt -e '.[dev]'
+	touch $@
+
+.PHONY: demo test test-tl3 check bench clean
+
+demo: .venv/ready
+	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
+
+test: check
+	scripts/install-chromium.sh
+	.venv/bin/python -m pytest -n 2
+
+test-tl3: .venv-tl3/ready
+	.venv-tl3/bin/python -m pytest -n 2 -m "not browser"
+
+check: .venv/ready
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+bench: .venv/ready
+	.venv/bin/python benchmarks/capture.py
+
+clean:
+	rm -rf .venv .venv-tl3 runs .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,172 @@
+"""The command line. Heavy imports wait until a command runs, so that --help is quick."""
+
+import logging
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cw_lens.errors import CWLensError, InputError
+from cw_lens.weights import EMBEDDED_MODEL
+
+if TYPE_CHECKING:
+    from cw_lens.studies.explain import Explanation
+
+MAX_ROWS = 12
+
+_console = Console()
+_errors = Console(stderr=True)
+
+
+def explain(
+    model: Annotated[str, tyro.conf.Positional] = EMBEDDED_MODEL,
+    /,
+    *,
+    text: str | None = None,
+    file: Path | None = None,
+    layers: tuple[int, ...] = (),
+    metrics: tuple[str, ...] = (),
+    out: Path = Path("runs/explain"),
+    truncate: bool = False,
+    size_budget: float = 25.0,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> None:
+    """Show what each token of a text gives, beside the attention it gets.
+
+    Writes a run folder: report.html, token_scores.parquet, heads.parquet, manifest.json.
+
+    Args:
+        model: smollm2-135m (embedded), a local model folder, a .gguf file, or a hub name.
+        text: The text.
+        file: A file that holds the text, in UTF-8.
+        layers: Layers whose heads are shown whole; by default the three where attention misleads
+            most. Negative numbers count from the end.
+        metrics: Metrics to score tokens by beside the usual ones.
+        out: The run folder.
+        truncate: Cut a text that is longer than the model's context.
+        size_budget: Largest size of the page in MB; what does not fit is left out and named.
+        dtype: float32, float16, bfloat16 or float64.
+        device: Where to run.
+    """
+    content = _content(text, file)
+    configuration: dict[str, Any] = {
+        "command": "explain",
+        "model": model,
+        "text": content,
+        "layers": list(layers),
+        "metrics": list(metrics),
+        "truncate": truncate,
+        "size_budget": size_budget,
+        "dtype": dtype,
+        "device": device,
+    }
+    with _console.status("importing torch and TransformerLens"):
+        from cw_lens import report, views
+        from cw_lens.backend import n_layers
+        from cw_lens.models import load_model
+        from cw_lens.prompts import tokenize
+        from cw_lens.runs import layer_indices
+        from cw_lens.scores import resolve_metrics
+        from cw_lens.studies.explain import explain as run_explain
+
+    resolve_metrics(metrics or ("attention",))
+    report.prepare_folder(out, configuration)
+    with _console.status(f"loading {model}"):
+        loaded = load_model(model, dtype=dtype, device=device)
+    if layers:
+        layer_indices(loaded, layers)
+    prompts = tokenize(loaded, content, truncate=truncate)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_console, transient=True) as progress:
+        task = progress.add_task("reading layers", total=n_layers(loaded))
+        explanation = run_explain(
+            loaded,
+            prompts,
+            layers=layers or None,
+            metrics=metrics,
+            progress=lambda done: progress.update(task, completed=done),
+        )
+    page = views.explain_page(
+        explanation, size_budget=size_budget * 1e6, recipe=shlex.join(["cw-lens", *sys.argv[1:]])
+    )
+    _console.print(f"page: about {page.estimated_bytes / 1e6:.1f} MB of {size_budget:g} MB")
+    for omission in page.omissions:
+        _console.print(f"left out of the page: {omission}")
+    report.write_explanation(out, explanation, page, configuration)
+    worst = report.worst_certificate(explanation.certificates)
+    _console.print(_first_token_table(explanation))
+    _console.print(
+        f"certificate: sum of alpha v W_O equals every layer's output within "
+        f"{max(worst.value_error, worst.output_error):.1e} (tolerance {worst.tolerance:.0e})"
+    )
+    _console.print(f"page: {(out / 'report.html').resolve()}", soft_wrap=True)
+
+
+def version() -> None:
+    """Print the version."""
+    import cw_lens
+
+    _console.print(cw_lens.__version__, highlight=False)
+
+
+def main() -> None:
+    """Entry point of `cw-lens`: one clear line and exit code 1 for what a person can mend."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=_errors)]
+    )
+    logging.getLogger("cw_lens").setLevel(logging.INFO)
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"explain": explain, "version": version}, prog="cw-lens", description=__doc__
+        )
+    except CWLensError as error:
+        _errors.print(f"cw-lens: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _errors.print("cw-lens: interrupted; nothing was written that is not whole")
+        sys.exit(130)
+
+
+def _content(text: str | None, file: Path | None) -> str:
+    if (text is None) == (file is None):
+        raise InputError("give the text with --text, or a file that holds it with --file.")
+    if file is None:
+        return text or ""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text ({error.reason}). Convert it first.") from error
+
+
+def _first_token_table(explanation: "Explanation") -> Table:
+    """First token: its attention against what it gives, by layer."""
+    heads = explanation.heads
+    table = Table(title=f"First token {explanation.prompts.tokens[0][0]!r}, mean over queries")
+    for column in ("layer", "attention", "value-weighted", "contribution"):
+        table.add_column(column, justify="right")
+    rows = [
+        (str(layer), attention.item(), weighted.item(), contribution.item())
+        for layer, attention, weighted, contribution in zip(
+            heads.layers,
+            heads.first_attention.mean(dim=1),
+            heads.first_value_weighted.sum(dim=1),
+            heads.first_contribution.sum(dim=1),
+            strict=True,
+        )
+    ]
+    step = -(-len(rows) // MAX_ROWS)
+    mean = ("mean", *(sum(row[i] for row in rows) / len(rows) for i in (1, 2, 3)))
+    for name, *values in (*rows[::step], mean):
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+    return table
