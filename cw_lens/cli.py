@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cw_lens.errors import CWLensError, InputError
+from cw_lens.errors import CWLensError, CWLensWarning, InputError
 from cw_lens.weights import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
@@ -124,6 +125,11 @@ def main() -> None:
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=_errors)]
     )
     logging.getLogger("cw_lens").setLevel(logging.INFO)
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("always", CWLensWarning)
+    warnings.showwarning = lambda message, *_: _errors.print(
+        f"cw-lens: {message}", style="yellow", markup=False, soft_wrap=True
+    )
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"explain": explain, "version": version}, prog="cw-lens", description=__doc__

@@ -7,3 +7,7 @@ class CWLensError(Exception):
 
 class InputError(CWLensError, ValueError):
     """An argument that cannot be right; the message names the valid ones."""
+
+
+class CWLensWarning(UserWarning):
+    """Base of every warning that cw_lens gives."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import CWLensWarning, InputError
 from cw_lens import backend
 
 
@@ -18,7 +18,7 @@ class PromptError(InputError):
     """A text that cannot be made into a prompt; the message says what to do."""
 
 
-class BOSWarning(UserWarning):
+class BOSWarning(CWLensWarning):
     """A prompt does not begin with exactly one BOS token."""
 
 

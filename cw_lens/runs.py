@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import CWLensError, InputError
+from cw_lens.errors import CWLensError, CWLensWarning, InputError
 from cw_lens import backend
 from cw_lens.geometry import low_outputs
 from cw_lens.layer import LayerAttention, layer_attention
@@ -30,7 +30,7 @@ class IdentityError(CWLensError, RuntimeError):
     """The parts read of a layer do not add up to what the layer computed."""
 
 
-class LowOutputWarning(UserWarning):
+class LowOutputWarning(CWLensWarning):
     """Some queries have outputs so small that shares of them mean little."""
 
 
