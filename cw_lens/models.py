@@ -5,6 +5,7 @@ Raw weights, evaluation mode, eager attention; a model in memory is never moved 
 
 import contextlib
 import io
+import json
 import logging
 import os
 import shutil
@@ -233,24 +234,38 @@ def _bridge(hf_model: Any) -> Any:
 
 
 def _hooked_transformer(hf_model: Any) -> Any:
-    """transformer-lens 3.9's own model with these weights, or None for other architectures."""
+    """transformer-lens 3.9's own model with these weights, or None where it cannot hold them.
+
+    Its converters drop what they do not know (the biases of a Llama's attention, say), so the
+    logits must be those of the model it was made from.
+    """
     from transformer_lens import HookedTransformer, loading_from_pretrained
 
     parameter = next(hf_model.parameters())
+    ids = torch.arange(min(8, hf_model.config.vocab_size), device=parameter.device)[None]
+    with torch.no_grad():
+        expected = hf_model(ids, use_cache=False).logits
     with tempfile.TemporaryDirectory() as folder:  # its converter reads a folder's config.json
-        hf_model.config.save_pretrained(folder)
+        config = hf_model.config.to_dict()
+        if "n_positions" in config:
+            config.setdefault("n_ctx", config["n_positions"])  # GPT-2's name for it until 5.x
+        (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
         try:
             cfg = loading_from_pretrained.get_pretrained_model_config(
-                folder, hf_cfg=hf_model.config.to_dict(), dtype=parameter.dtype,
-                device=parameter.device,
+                folder, hf_cfg=config, dtype=parameter.dtype, device=parameter.device
             )
             state = loading_from_pretrained.get_pretrained_state_dict(folder, cfg, hf_model)
-        except (NotImplementedError, ValueError):
+        except (AttributeError, KeyError, NotImplementedError, ValueError):
             return None
     cfg.tokenizer_name = None  # else it loads one by name
     model = HookedTransformer(cfg, move_to_device=False)
     model.load_state_dict(loading_from_pretrained.fill_missing_keys(model, state), strict=False)
-    return torch.nn.Module.to(model, parameter.device)  # its own .to() prints
+    torch.nn.Module.to(model, parameter.device)  # its own .to() prints
+    with torch.no_grad():
+        found = model.eval()(ids, return_type="logits")
+    tolerance = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
+    miss = (found - expected).abs().max() / expected.abs().max()
+    return model if miss <= tolerance else None
 
 
 def _prepends_bos(tokenizer: Any) -> bool:

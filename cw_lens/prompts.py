@@ -87,9 +87,9 @@ def tokenize(
     bos = tokenizer.bos_token_id
     rows = []
     for number, text in enumerate(texts):
-        row = list(tokenizer(text, verbose=False)["input_ids"]) if text else []
-        if not [i for i in row if i not in tokenizer.all_special_ids] and not text.strip():
+        if not text:
             raise PromptError(f"text {number} is empty; give it at least one character.")
+        row = list(tokenizer(text, verbose=False)["input_ids"])
         if prepend_bos and bos is not None and row[:1] != [bos]:
             row = [bos, *row]
         context = backend.context_length(model)

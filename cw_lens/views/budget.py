@@ -1,107 +1,157 @@
-"""What of an explanation a page can hold: decided from shapes, before anything is drawn."""
+"""How large a page will be, and what it keeps when that is too much, decided before rendering."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cw_lens.errors import InputError
-from cw_lens.studies.explain import Explanation
+from torch import Tensor
 
-MAX_CELLS = 300_000
-"""Cells that a head grid can draw and stay quick under the mouse."""
-MATRICES = 4  # attention, signed contribution, intra-head contribution, cosine
-_CELL_BYTES = MATRICES * 2 * 4 / 3  # 16-bit integers in base64
-_NUMBER_BYTES = 10  # a rounded number and its comma in JSON
-_TOKEN_BYTES = 40
+from cw_lens.studies.explain import Explanation
+from cw_lens.views.payload import MATRICES
+
+FEWEST_HEADS = 4
+"""Heads are dropped down to this number before tokens are."""
+FEWEST_TOKENS = 8
+"""A page that cannot hold the edges among this many tokens is refused."""
+
+_LAYER_OVERHEAD = 600  # names, units and brackets of one layer's JSON
+_OMISSION_BYTES = 1000  # the sentences that say what was left out
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the page shows.
+class Selection:
+    """The part of the chosen layers whose edges a page holds.
 
     Attributes:
-        layers: positions in `explanation.layers` of the layers shown whole.
-        heads: for each of them, the heads shown.
-        tokens: the tokens that the head grids show, in order.
-        score_layers: whether the text can be coloured by one layer's scores, or by the mean only.
+        heads: layer number -> heads kept, for each layer kept, in the explanation's order.
+        tokens: positions kept, in text order.
+        omissions: one sentence for each kind of thing left out; empty if nothing was.
         estimated_bytes: size of the page.
-        omissions: what was left out and why, one sentence each.
     """
 
-    layers: tuple[int, ...]
-    heads: tuple[tuple[int, ...], ...]
+    heads: dict[int, tuple[int, ...]]
     tokens: tuple[int, ...]
-    score_layers: bool
-    estimated_bytes: int
     omissions: tuple[str, ...]
+    estimated_bytes: int
 
 
-def plan_page(explanation: Explanation, size_budget: float, fixed_bytes: int) -> Plan:
-    """The most of an explanation that fits, the strongest layers, heads and tokens first.
+def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) -> Selection:
+    """The largest selection that fits: the strongest layers, then heads, then tokens.
 
-    A layer's and a head's strength is its gross contribution, a token's its contribution score
-    averaged over layers and heads; the first token is always kept.
+    Layers and heads are ranked by gross contribution, the mean over queries of sum |c|; tokens by
+    the contribution score averaged over layers and heads, the first token always kept.
+
+    Args:
+        fixed_bytes: size of the page without any layer's edges.
+        size_budget: what the page may take, in bytes.
 
     Raises:
-        InputError: not even one layer, head and token fit.
+        ValueError: a budget too small for one layer, `FEWEST_HEADS` heads, `FEWEST_TOKENS` tokens.
     """
-    scores = explanation.scores["contribution"][0]
-    n_tokens, n_heads = scores.shape[-1], scores.shape[1]
-    gross = explanation.heads.gross[[layer.index for layer in explanation.layers]]
-    layers = gross.sum(dim=1).argsort(descending=True, stable=True).tolist()
-    heads = gross.argsort(dim=1, descending=True, stable=True).tolist()
-    strength = scores.mean(dim=(0, 1)).clone()
-    strength[0] = float("inf")
-    tokens = strength.argsort(descending=True, stable=True).tolist()
-    shown = [len(layers), n_heads, min(n_tokens, max(1, int((MAX_CELLS / n_heads) ** 0.5)))]
-    score_layers = True
+    layers = [layer.index for layer in explanation.layers]
+    n_tokens = explanation.prompts.ids.shape[1]
+    if not layers:
+        _refuse_below(fixed_bytes, size_budget)
+        return Selection({}, tuple(range(n_tokens)), (), fixed_bytes)
+    causal = explanation.layers[0].causal
+    n_heads = explanation.layers[0].pattern.shape[1]
+    reserve = fixed_bytes + _OMISSION_BYTES
 
-    def size() -> int:
-        layer_count, head_count, token_count = shown
-        cells = token_count * (token_count + 1) // 2
-        grids = layer_count * head_count * (cells * _CELL_BYTES + token_count * _NUMBER_BYTES * 2)
-        rows = len(explanation.scores.layers) if score_layers else 1
-        text = n_tokens * (rows * len(explanation.scores.metrics) * _NUMBER_BYTES + _TOKEN_BYTES)
-        maps = explanation.heads.gross.numel() * len(explanation.heads.statistics())
-        return int(fixed_bytes + grids + text + maps * _NUMBER_BYTES)
+    def size(layer_count: int, head_count: int, token_count: int) -> int:
+        return reserve + layer_count * layer_bytes(head_count, token_count, causal)
 
-    if size() > size_budget:
-        rows = len(explanation.scores.layers) * len(explanation.scores.metrics)
-        score_layers = n_tokens * rows * _NUMBER_BYTES < size_budget / 4
-    for axis in range(3):
-        while size() > size_budget and shown[axis] > 1:
-            shown[axis] -= 1 if axis < 2 else max(1, shown[axis] // 20)
-    if size() > size_budget:
-        raise InputError(
-            f"the smallest page needs {size() / 1e6:.1f} MB and the budget is "
-            f"{size_budget / 1e6:.1f} MB. Raise size_budget (--size-budget)."
-        )
-    kept = sorted(layers[: shown[0]])
-    return Plan(
-        layers=tuple(kept),
-        heads=tuple(tuple(sorted(heads[row][: shown[1]])) for row in kept),
-        tokens=tuple(sorted(tokens[: shown[2]])),
-        score_layers=score_layers,
-        estimated_bytes=size(),
-        omissions=_omissions(explanation, layers[shown[0] :], shown, score_layers),
+    fewest_heads, fewest_tokens = min(FEWEST_HEADS, n_heads), min(FEWEST_TOKENS, n_tokens)
+    _refuse_below(size(1, fewest_heads, fewest_tokens) + 8 * n_tokens, size_budget)
+    layer_count, head_count, token_count = len(layers), n_heads, n_tokens
+    while layer_count > 1 and size(layer_count, head_count, token_count) > size_budget:
+        layer_count -= 1
+    while head_count > fewest_heads and size(layer_count, head_count, token_count) > size_budget:
+        head_count -= 1
+    if size(layer_count, head_count, token_count) > size_budget:
+        reserve += 8 * n_tokens  # both the positions kept and those left out are listed
+        while token_count > fewest_tokens and size(1, head_count, token_count) > size_budget:
+            token_count -= 1
+    gross = dict(zip(explanation.heads.layers, explanation.heads.gross, strict=True))
+    kept_layers = _strongest(layers, [gross[i].sum().item() for i in layers], layer_count)
+    kept_heads = {
+        i: _strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers
+    }
+    kept_tokens = _strongest_tokens(explanation.scores["contribution"][0], token_count)
+    omissions = _omissions(layers, kept_heads, n_heads, kept_tokens, n_tokens)
+    return Selection(
+        kept_heads, kept_tokens, omissions, size(layer_count, head_count, token_count)
     )
 
 
+def layer_bytes(heads: int, tokens: int, causal: bool) -> int:
+    """Size of one layer's edges on the page."""
+    edges = tokens * (tokens + 1) // 2 if causal else tokens * tokens
+    matrices = len(MATRICES) * _base64_bytes(2 * heads * edges)
+    lengths = _base64_bytes(4 * heads * tokens) + _base64_bytes(4 * tokens)
+    return matrices + lengths + 5 * heads + _LAYER_OVERHEAD
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers in ascending order, runs joined: "0-3, 7, 9-12"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _refuse_below(needed: int, size_budget: float) -> None:
+    if not size_budget >= needed:
+        raise ValueError(
+            f"a page of at most {size_budget / 1e6:.1f} MB cannot be made: its scripts, the token "
+            f"scores and the smallest head view take {needed / 1e6:.1f} MB. Raise size_budget to "
+            "that, or explain a shorter text."
+        )
+
+
+def _base64_bytes(count: int) -> int:
+    return 4 * ((count + 2) // 3)
+
+
+def _strongest(items: Sequence[int], strength: Sequence[float], count: int) -> tuple[int, ...]:
+    """The `count` items of greatest strength, in their own order; ties to the earlier."""
+    ranked = sorted(range(len(items)), key=lambda i: (-strength[i], i))[:count]
+    return tuple(items[i] for i in sorted(ranked))
+
+
+def _strongest_tokens(scores: Tensor, count: int) -> tuple[int, ...]:
+    strength = scores.mean(dim=(0, 1)).tolist()
+    strength[0] = float("inf")
+    return _strongest(range(len(strength)), strength, count)
+
+
 def _omissions(
-    explanation: Explanation, dropped: list[int], shown: list[int], score_layers: bool
+    layers: Sequence[int],
+    kept_heads: dict[int, tuple[int, ...]],
+    n_heads: int,
+    kept_tokens: tuple[int, ...],
+    n_tokens: int,
 ) -> tuple[str, ...]:
-    n_tokens, n_heads = explanation.prompts.ids.shape[1], explanation.heads.gross.shape[1]
     said = []
-    if dropped:
-        numbers = ", ".join(str(explanation.layers[row].index) for row in sorted(dropped))
-        said.append(f"head grids of layers {numbers} (smallest gross contribution)")
-    if shown[1] < n_heads:
+    gone_layers = sorted(set(layers) - set(kept_heads))
+    if gone_layers:
         said.append(
-            f"{n_heads - shown[1]} of {n_heads} heads of each grid (smallest gross contribution)"
+            f"Head views of layers {ranges(gone_layers)}. Kept: {ranges(sorted(kept_heads))}, "
+            "with the largest gross contribution."
         )
-    if shown[2] < n_tokens:
+    for layer, heads in kept_heads.items():
+        gone = sorted(set(range(n_heads)) - set(heads))
+        if gone:
+            said.append(
+                f"Head views of layer {layer}, heads {ranges(gone)}. Kept: the {len(heads)} heads "
+                "with the largest gross contribution."
+            )
+    gone_tokens = sorted(set(range(n_tokens)) - set(kept_tokens))
+    if gone_tokens:
         said.append(
-            f"{n_tokens - shown[2]} of {n_tokens} tokens in the head grids (smallest contribution "
-            "score)"
+            f"Head views of {len(gone_tokens)} of the {n_tokens} tokens. Kept: the first token and "
+            f"the {len(kept_tokens) - 1} with the largest contribution score, in text order. "
+            f"Left out: positions {ranges(gone_tokens)}."
         )
-    if not score_layers:
-        said.append("token scores layer by layer: the text shows their mean over layers")
     return tuple(said)

@@ -1,138 +1,127 @@
-"""The numbers of a page, as small as the eye allows: packed triangles and rounded lists."""
+"""What the explain page draws from, as JSON: numbers packed small, nothing that can be derived.
+
+A page holds attention, signed contribution, intra-head contribution and cosine of each edge, and
+the two vectors of lengths; its script derives value-weighted attention, |c| and relative norm.
+"""
 
 import base64
-import math
+import json
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from cw_lens.geometry import decompose, inter_head_contributions, intra_head_contributions
 from cw_lens.layer import LayerAttention
 from cw_lens.studies.explain import Explanation
-from cw_lens.views.budget import Plan
+from cw_lens.views.words import facts, verdict
 
-STEPS = 32767
-"""A packed value is a whole number of scale / STEPS: finer than any colour bar."""
+STEPS = 32_767
+"""Packed numbers are whole multiples of (largest magnitude / STEPS)."""
+
+MATRICES = ("attention", "signed_contribution", "intra_head_contribution", "cosine")
+"""The edge matrices that a page holds for each layer."""
 
 
-def payload(explanation: Explanation, plan: Plan, recipe: str) -> dict[str, Any]:
-    """Everything that the page draws, ready for JSON; all text is plain and unescaped."""
-    prompts = explanation.prompts
-    mean_scores = {
-        name: rounded(explanation.scores[name][0].mean(dim=(0, 1)))
-        for name in explanation.scores.metrics
-    }
-    layer_scores = {
-        name: rounded(explanation.scores[name][0].mean(dim=1)) if plan.score_layers else []
-        for name in explanation.scores.metrics
-    }
+def explain_payload(explanation: Explanation, recipe: str | None) -> dict[str, Any]:
+    """Everything of the page but the edges of its layers."""
+    prompts, scores, heads = explanation.prompts, explanation.scores, explanation.heads
+    signed = {name: bool((scores[name] < 0).any()) for name in scores.metrics}
     return {
+        **verdict(explanation),
+        "facts": facts(explanation),
+        "recipe": recipe,
         "tokens": list(prompts.tokens[0]),
         "ids": prompts.ids[0].tolist(),
-        "sinkLayers": explanation.sinks.sum(dim=0).tolist(),
-        "layerCount": len(explanation.scores.layers),
-        "meanScores": mean_scores,
-        "layerScores": layer_scores,
-        "heads": {
-            name: rounded(getattr(explanation.heads, name))
-            for name in explanation.heads.statistics()
+        "score_layers": list(scores.layers),
+        "scores": {
+            name: {
+                "signed": signed[name],
+                "layers": [packed(row) for row in scores[name][0].mean(dim=1)],
+            }
+            for name in scores.metrics
         },
-        "shownTokens": list(plan.tokens),
-        "layers": [
-            _layer(explanation.layers[row], heads, plan.tokens)
-            for row, heads in zip(plan.layers, plan.heads, strict=True)
-        ],
-        "steps": STEPS,
-        "verdict": verdict(explanation),
-        "facts": facts(explanation),
-        "omissions": list(plan.omissions),
+        "sinks": [row.nonzero().flatten().tolist() for row in explanation.sinks],
+        "profile_layers": list(heads.layers),
+        "profile": {name: _digits(getattr(heads, name)) for name in heads.statistics()},
         "certificates": [
-            [c.layer, f"{c.value_error:.1e}", f"{c.output_error:.1e}", f"{c.tolerance:.0e}",
-             c.low_outputs]
+            [
+                c.layer,
+                *_digits(torch.tensor([c.value_error, c.output_error, c.tolerance])),
+                c.low_outputs,
+                c.dtype,
+            ]
             for c in explanation.certificates
         ],
-        "recipe": recipe,
     }
 
 
-def packed(matrix: Tensor) -> dict[str, Any]:
-    """Lower triangles of [head, query, key] as little-endian 16-bit integers in base64."""
-    values = matrix.detach().cpu().double().numpy()
-    rows, columns = np.tril_indices(values.shape[-1])
-    triangle = values[:, rows, columns]
-    scale = float(np.abs(triangle).max())
-    steps = np.rint(triangle / (scale or 1.0) * STEPS).astype("<i2")
-    return {"scale": scale, "data": base64.b64encode(steps.tobytes()).decode()}
-
-
-def rounded(values: Tensor, digits: int = 4) -> Any:
-    """Nested lists with so many significant digits."""
-
-    def short(value: Any) -> Any:
-        return [short(v) for v in value] if isinstance(value, list) else _significant(value, digits)
-
-    return short(values.tolist())
-
-
-def verdict(explanation: Explanation) -> str:
-    """What the page shows, in two sentences."""
-    heads, tokens = explanation.heads, explanation.prompts.tokens[0]
-    attention = heads.first_attention.mean().item()
-    given = heads.first_contribution.sum(dim=1).mean().item()
-    said = (
-        f"Averaged over layers, the first token “{tokens[0]}” receives {_percent(attention)} of "
-        f"the attention and gives {_percent(given)} of what attention writes."
-    )
-    if len(tokens) == 1:
-        return said
-    scores = explanation.scores["contribution"][0].mean(dim=(0, 1))
-    strongest = int(scores[1:].argmax()) + 1
-    return f"{said} Among the others, “{tokens[strongest]}” (position {strongest}) gives most."
-
-
-def facts(explanation: Explanation) -> list[list[str]]:
-    """Name and value of what the page must say about its origin."""
-    model, nll = explanation.model, explanation.nll
-    worst = max(max(c.value_error, c.output_error) for c in explanation.certificates)
-    tolerance = explanation.certificates[0].tolerance
-    perplexity = f"{math.exp(nll.double().mean().item()):.2f}" if len(nll) else "none (one token)"
-    sinks = explanation.sinks.sum(dim=1).float()
-    begins = "a BOS token" if explanation.prompts.bos[0] else "no BOS token"
-    return [
-        ["Model", f"{model['name']} ({model['architecture']}, {model['n_layers']} layers × "
-                  f"{model['n_heads']} heads, {model['dtype']})"],
-        ["Text", f"{len(explanation.prompts.tokens[0])} tokens; the first is {begins}"],
-        ["Perplexity", perplexity],
-        ["Sinks", f"{sinks.mean().item():.1f} a layer, at most {int(sinks.max())} "
-                  "(cosine of the layer's input to the first token's above 0.95)"],
-        ["Certificate", f"Σ α v W_O equals every layer's output within {worst:.1e} "
-                        f"(tolerance {tolerance:.0e})"],
-        ["Weights", f"{model['weights']}, sha256 {model['weight_hash'][:16]}…"],
-    ]
-
-
-def _layer(layer: LayerAttention, heads: tuple[int, ...], tokens: tuple[int, ...]) -> dict:
-    head, token = list(heads), list(tokens)
-
-    def shown(edges: Tensor) -> dict[str, Any]:
-        return packed(edges[0, head][:, token][:, :, token])
-
-    return {
+def layer_payload(
+    layer: LayerAttention, heads: tuple[int, ...], tokens: tuple[int, ...]
+) -> dict[str, Any]:
+    """The edges of one layer among the tokens and in the heads that are kept."""
+    keep_heads, keep_tokens = torch.tensor(heads), torch.tensor(tokens)
+    factors = decompose(layer)
+    matrices = {
+        "attention": factors.attention,
+        "signed_contribution": inter_head_contributions(layer),
+        "intra_head_contribution": intra_head_contributions(layer),
+        "cosine": factors.cosine,
+    }
+    payload: dict[str, Any] = {
         "index": layer.index,
-        "heads": head,
-        "attention": shown(layer.pattern),
-        "signed": shown(inter_head_contributions(layer)),
-        "intra": shown(intra_head_contributions(layer)),
-        "cosine": shown(decompose(layer).cosine),
-        "valueNorm": rounded(layer.projected_value_norm[0, head][:, token]),
-        "outputNorm": rounded(layer.output_norm[0, token]),
+        "causal": layer.causal,
+        "heads": list(heads),
+        "value_norm": floats(layer.projected_value_norm[0].cpu()[keep_heads][:, keep_tokens]),
+        "output_norm": floats(layer.output_norm[0].cpu()[keep_tokens]),
     }
+    for name in MATRICES:
+        edges = matrices[name][0].cpu()[keep_heads][:, keep_tokens][:, :, keep_tokens]
+        payload[name] = packed(_triangle(edges) if layer.causal else edges)
+    return payload
 
 
-def _significant(value: Any, digits: int) -> Any:
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+def packed(values: Tensor) -> dict[str, Any]:
+    """Numbers of any shape as base64 of 16-bit whole numbers, row by row, and their unit.
+
+    Rounding moves each number by at most half a unit: largest magnitude / STEPS / 2.
+
+    Raises:
+        ValueError: NaN or infinite numbers, which no page can draw.
+    """
+    values = values.detach().to("cpu", torch.float64)
+    largest = values.abs().max().item() if values.numel() else 0.0
+    if not largest < float("inf"):
+        raise ValueError(
+            "the explanation holds NaN or infinite numbers, which a page cannot show. "
+            "Check the model's weights and your own metrics."
+        )
+    unit = largest / STEPS
+    whole = (values / unit).round() if unit > 0 else torch.zeros_like(values)
+    data = whole.numpy().astype("<i2").tobytes()
+    return {"unit": unit, "int16": base64.b64encode(data).decode("ascii")}
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %".replace("-", "−")
+def floats(values: Tensor) -> dict[str, str]:
+    """Numbers of any shape as base64 of 32-bit floats, row by row."""
+    data = values.detach().to("cpu", torch.float32).numpy().astype("<f4").tobytes()
+    return {"float32": base64.b64encode(data).decode("ascii")}
+
+
+def script_json(data: Any) -> str:
+    """JSON that is safe inside a script element: ASCII alone, no `<`, `>` or `&`."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _triangle(edges: Tensor) -> Tensor:
+    """Lower triangles, head by head: query 0's one key, query 1's two, ..."""
+    queries, keys = torch.tril_indices(edges.shape[-2], edges.shape[-1])
+    return edges[..., queries, keys]
+
+
+def _digits(values: Tensor) -> Any:
+    """Nested lists of numbers with six significant digits."""
+    if values.dim():
+        return [_digits(part) for part in values]
+    return float(f"{values.item():.6g}")

@@ -1,0 +1,150 @@
+// Data, decoding, small pieces of page, colours: what every section shares.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const N_TOKENS = DATA.tokens.length;
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+
+const METRICS = {
+  attention: { label: "attention", symbol: "α", meaning: "Weight of each key after the softmax; a row sums to 1." },
+  value_weighted: {
+    label: "value-weighted", symbol: "α‖ṽ‖",
+    meaning: "Length of what each key writes into the residual stream, in its units.",
+  },
+  value_weighted_output_normalized: { label: "value-weighted, by output", symbol: "α‖ṽ‖/‖o‖" },
+  contribution: {
+    label: "contribution", symbol: "|ĉ|",
+    meaning: "Magnitude of each key’s share of the layer’s output, whether it gives or takes away.",
+  },
+  signed_contribution: {
+    label: "signed contribution", symbol: "ĉ",
+    meaning: "Each key’s share of the layer’s output. Blue gives, orange takes away; all heads and keys of a query sum to 1.",
+  },
+  intra_head_contribution: {
+    label: "intra-head", symbol: "č",
+    meaning: "Each key’s share of its own head’s output. Blue gives, orange takes away; a row sums to 1.",
+  },
+  stream_contribution: { label: "stream contribution", symbol: "|ĉ|·‖o‖/‖x‖" },
+  output_distance: { label: "output distance (ALTI)", symbol: "" },
+};
+
+function metricLabel(name) {
+  const known = METRICS[name];
+  if (!known) return name.replaceAll("_", " ");
+  return known.symbol ? `${known.label}  ${known.symbol}` : known.label;
+}
+
+// Numbers out of base64: 16-bit multiples of a unit, or 32-bit floats, both little-endian.
+function decode(packed) {
+  const text = atob(packed.int16 ?? packed.float32);
+  const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
+  if (packed.float32 !== undefined) return new Float32Array(bytes.buffer);
+  return Float32Array.from(new Int16Array(bytes.buffer), (step) => step * packed.unit);
+}
+
+// An element; text is always set as text, never parsed.
+function element(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "text") node.textContent = value;
+    else if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function select(label, options, value, onChange) {
+  const box = element("select");
+  for (const [key, text] of options) box.append(element("option", { value: key, text }));
+  box.value = value;
+  box.addEventListener("change", () => onChange(box.value));
+  return element("label", { text: label }, box);
+}
+
+function choices(label, options, value, onChange) {
+  const row = element("div", { className: "choices" });
+  const group = `choice-${label}`;
+  for (const [key, text] of options) {
+    const input = element("input", { type: "radio", name: group, value: key, checked: key === value });
+    input.addEventListener("change", () => onChange(key));
+    row.append(element("label", {}, input, element("span", { text })));
+  }
+  return element("fieldset", {}, element("legend", { text: label }), row);
+}
+
+function number(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e-3 && size < 1e5 ? String(Number(size.toPrecision(3))) : size.toExponential(1);
+  return value < 0 ? `−${text}` : text;
+}
+
+function percent(share) {
+  const size = Math.abs(share) * 100;
+  const text = size.toFixed(size >= 9.95 ? 0 : size >= 0.95 ? 1 : 2);
+  return `${share < 0 && Number(text) ? "−" : ""}${text} %`;
+}
+
+// Colours: zero is the paper, blue is positive, orange is negative, in both themes.
+function colours() {
+  return darkness.matches
+    ? { zero: "#24262b", positive: ["#3d6f9e", "#8cc6ff"], negative: ["#9a6232", "#ffb46b"], ink: "#e7e7ea", rule: "#3a3b40" }
+    : { zero: "#f7f7f7", positive: ["#7fb0d6", "#0b4a8f"], negative: ["#e9ab6c", "#9c4a02"], ink: "#1c1c1e", rule: "#dcdce0" };
+}
+
+function colourScale(signed) {
+  const c = colours();
+  if (!signed) return [[0, c.zero], [0.5, c.positive[0]], [1, c.positive[1]]];
+  return [[0, c.negative[1]], [0.25, c.negative[0]], [0.5, c.zero], [0.75, c.positive[0]], [1, c.positive[1]]];
+}
+
+// A printed colour bar: a gradient, and ticks of [position from 0 to 1, text].
+function colourBar(gradient, ticks, note) {
+  const bar = element("div", { className: "bar" });
+  const strip = element("div", { className: "gradient" });
+  strip.style.background = gradient;
+  const marks = element("div", { className: "ticks" });
+  for (const [position, text] of ticks) {
+    const mark = element("span", { text });
+    mark.style.left = `${100 * position}%`;
+    marks.append(mark);
+  }
+  bar.append(strip, marks, element("div", { text: note }));
+  return bar;
+}
+
+// Plotly reads tags in texts; a token must stay what it is.
+function plotlyText(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function plotlyLayout(changes) {
+  const c = colours();
+  const axis = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 3, tickcolor: c.rule, linecolor: c.rule, fixedrange: false };
+  const { xaxis, yaxis, ...rest } = changes;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.querySelector(".controls")).fontFamily, size: 11, color: c.ink },
+    hoverlabel: { font: { size: 12 }, align: "left" },
+    xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+  };
+}
+
+const PLOTLY_CONFIG = {
+  displaylogo: false, responsive: true,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+  toImageButtonOptions: { format: "svg" },
+};
+
+// Sections are drawn when they come near the window, before printing, and again in a new theme.
+const drawn = new Set();
+function whenSeen(section, draw) {
+  const once = () => {
+    if (!drawn.has(draw)) { drawn.add(draw); draw(); }
+  };
+  new IntersectionObserver((entries, observer) => {
+    if (entries.some((entry) => entry.isIntersecting)) { observer.disconnect(); once(); }
+  }, { rootMargin: "300px" }).observe(section);
+  addEventListener("beforeprint", once);
+}
+darkness.addEventListener("change", () => drawn.forEach((draw) => draw()));

@@ -1,0 +1,100 @@
+// The three factors of one head's contribution, and their product.
+
+const FACTOR_TOKENS = 400;
+const FACTORS = [
+  { metric: "attention", title: "attention α" },
+  { metric: "relative_norm", title: "× relative norm ‖ṽ‖/‖o‖" },
+  { metric: "cosine", title: "× cosine cos(o, ṽ)" },
+  { metric: "signed_contribution", title: "= contribution ĉ" },
+];
+const factorState = { layer: "0", head: "0", tokens: "0" };
+
+// The head in which the first token's attention and contribution lie furthest apart.
+function mostTellingHead(layer) {
+  const row = DATA.profile_layers.indexOf(layer.index);
+  const gap = (head) => DATA.profile.first_attention[row][head] - DATA.profile.first_contribution[row][head];
+  return layer.heads.reduce((best, head, place) => (gap(head) > gap(layer.heads[best]) ? place : best), 0);
+}
+
+function drawFactors() {
+  const layer = LAYERS[Number(factorState.layer)];
+  const head = Number(factorState.head);
+  const sets = tokenSets(FACTOR_TOKENS);
+  const { tokens } = sets[Number(factorState.tokens)] ?? sets[0];
+  for (const { metric, title } of FACTORS) {
+    const plot = document.getElementById(`factor-${metric}`);
+    const signed = SIGNED.has(metric);
+    const top = { attention: 1, cosine: 1 }[metric] ?? magnitudes(metric, [layer], head).most;
+    drawFactor(plot, headMatrix(layer, head, metric, tokens, null), tokens, { title, signed, top });
+  }
+}
+
+function drawFactor(plot, z, tokens, { title, signed, top }) {
+  const names = tokens.map((place) => plotlyText(DATA.tokens[HELD[place]]));
+  const places = tokens.map((_, at) => at);
+  const spelled = tokens.length <= 24;
+  const step = Math.max(1, tickStep(tokens.length));
+  const shown = spelled ? places : places.filter((at) => at % step === 0);
+  const axis = {
+    tickvals: shown, ticktext: shown.map((at) => (spelled ? names[at] : String(HELD[tokens[at]]))),
+    tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5],
+  };
+  const trace = {
+    type: "heatmap", z, zmin: signed ? -top : 0, zmax: top, colorscale: colourScale(signed), hoverongaps: false,
+    text: z.map((row, query) => row.map((_, key) =>
+      `query ${HELD[tokens[query]]} ${names[query]}<br>key ${HELD[tokens[key]]} ${names[key]}`)),
+    hovertemplate: `%{text}<br>${plotlyText(title)}: %{z:.4g}<extra></extra>`,
+    colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, y: -0.12, yanchor: "top", len: 1, tickfont: { size: 10 },
+      tickvals: signed ? [-top, 0, top] : [0, top / 2, top], ticktext: (signed ? [-top, 0, top] : [0, top / 2, top]).map(number) },
+  };
+  const layout = plotlyLayout({
+    margin: { l: spelled ? 64 : 30, r: 6, t: 6, b: 84 },
+    xaxis: { ...axis, tickangle: spelled ? -60 : 0 },
+    yaxis: { ...axis, range: [tokens.length - 0.5, -0.5] },
+  });
+  Plotly.react(plot, [trace], layout, PLOTLY_CONFIG);
+}
+
+function headOptions() {
+  return LAYERS[Number(factorState.layer)].heads.map((head, place) => [String(place), `head ${head}`]);
+}
+
+function buildFactorControls() {
+  const sets = tokenSets(FACTOR_TOKENS);
+  const changed = (name) => (value) => {
+    factorState[name] = value;
+    if (name === "layer") {
+      factorState.head = String(mostTellingHead(LAYERS[Number(value)]));
+      buildFactorControls();
+    }
+    drawFactors();
+  };
+  const controls = [
+    select("Layer", layerOptions(), factorState.layer, changed("layer")),
+    select("Head", headOptions(), factorState.head, changed("head")),
+  ];
+  if (sets.length > 1) {
+    controls.push(select("Tokens drawn", sets.map(({ label }, place) => [String(place), label]), factorState.tokens, changed("tokens")));
+  }
+  document.getElementById("factor-controls").replaceChildren(...controls);
+}
+
+function showFactors(place, head) {
+  factorState.layer = String(place);
+  factorState.head = String(LAYERS[place].heads.indexOf(head));
+  buildFactorControls();
+  drawFactors();
+  document.getElementById("factors-section").scrollIntoView({ behavior: "smooth" });
+}
+
+function buildFactors() {
+  factorState.head = String(mostTellingHead(LAYERS[0]));
+  buildFactorControls();
+  for (const { metric, title } of FACTORS) {
+    document.getElementById("factors").append(element("div", { className: "figure" },
+      element("h3", { text: title }), element("div", { className: "plot", id: `factor-${metric}` })));
+  }
+  whenSeen(document.getElementById("factors"), drawFactors);
+}
+
+if (LAYERS.length) buildFactors();

@@ -1,0 +1,72 @@
+// Layer x head maps: small multiples of the head profile.
+
+const MAPS = [
+  { name: "first_attention", title: "First token: attention", note: "mean over heads is the layer’s", kind: "share" },
+  { name: "first_value_weighted", title: "First token: value-weighted", note: "sums over heads to the layer’s", kind: "share", range: "given" },
+  { name: "first_contribution", title: "First token: contribution ĉ", note: "sums over heads to the layer’s; orange takes away", kind: "signed", range: "given" },
+  { name: "attention_entropy", title: "Entropy of attention", note: "nats", kind: "amount", range: "entropy" },
+  { name: "value_weighted_entropy", title: "Entropy of value-weighted", note: "nats", kind: "amount", range: "entropy" },
+  { name: "contribution_entropy", title: "Entropy of contribution |ĉ|", note: "nats", kind: "amount", range: "entropy" },
+  { name: "gross", title: "Gross contribution Σ|ĉ|", note: "what a head gives and takes away", kind: "share", range: "output" },
+  { name: "net", title: "Net contribution Σĉ", note: "a head’s share of the output; heads sum to 1", kind: "signed", range: "output" },
+  { name: "output_norm", title: "Length of the head’s output", note: "units of the residual stream", kind: "amount" },
+];
+
+function largestOf(names) {
+  let largest = 0;
+  for (const name of names) for (const row of DATA.profile[name]) for (const value of row) largest = Math.max(largest, Math.abs(value));
+  return largest || 1;
+}
+
+// Maps that name the same range share it.
+function mapRange(map) {
+  return largestOf(map.range ? MAPS.filter((other) => other.range === map.range).map((other) => other.name) : [map.name]);
+}
+
+function drawMaps() {
+  const host = document.getElementById("maps");
+  for (const map of MAPS) {
+    let plot = document.getElementById(`map-${map.name}`);
+    if (!plot) {
+      plot = element("div", { className: "plot", id: `map-${map.name}` });
+      host.append(element("div", { className: "figure" },
+        element("h3", { text: map.title }), element("p", { className: "note", text: map.note }), plot));
+    }
+    drawMap(plot, map);
+  }
+}
+
+function drawMap(plot, map) {
+  const values = DATA.profile[map.name];
+  const layers = DATA.profile_layers;
+  const top = mapRange(map);
+  const trace = {
+    type: "heatmap", x: layers, y: values[0].map((_, head) => head),
+    z: values[0].map((_, head) => values.map((row) => row[head])),
+    zmin: map.kind === "signed" ? -top : 0, zmax: top,
+    colorscale: map.kind === "amount" ? (darkness.matches ? "Cividis" : "Cividis") : colourScale(map.kind === "signed"),
+    colorbar: { thickness: 9, outlinewidth: 0, len: 1, tickfont: { size: 10 }, nticks: 5 },
+    hovertemplate: `layer %{x}, head %{y}<br>${plotlyText(map.title)}: %{z:.4g}<extra></extra>`,
+  };
+  const layout = plotlyLayout({
+    margin: { l: 34, r: 4, t: 6, b: 34 },
+    xaxis: { title: { text: "layer", standoff: 4 }, dtick: tickStep(layers.length) },
+    yaxis: { title: { text: "head", standoff: 4 }, autorange: "reversed", dtick: tickStep(values[0].length) },
+  });
+  Plotly.react(plot, [trace], layout, PLOTLY_CONFIG);
+  if (plot.dataset.listening) return;
+  plot.dataset.listening = "yes";
+  plot.on("plotly_click", (event) => openHead(event.points[0].x, event.points[0].y));
+}
+
+function tickStep(count) {
+  return [1, 2, 5, 10, 20].find((step) => count / step <= 8) ?? 50;
+}
+
+// Shows a clicked head in the factor view, where the page holds it.
+function openHead(layerIndex, head) {
+  const place = LAYERS.findIndex((layer) => layer.index === layerIndex);
+  if (place >= 0 && LAYERS[place].heads.includes(head)) showFactors(place, head);
+}
+
+whenSeen(document.getElementById("maps"), drawMaps);
