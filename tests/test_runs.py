@@ -147,7 +147,7 @@ def test_z_gradients_are_those_of_finite_differences():
         backend.forward(model, prompts.ids, prompts.mask)
     shape = captured[0].shape
     slope = (loss(step) - loss(-step)) / (2 * step)
-    assert layer.z_gradient[0, 2, 0, 5].item() == pytest.approx(slope, rel=5e-3)
+    assert layer.z_gradient[0, 2, 0, 5].item() == pytest.approx(slope, rel=2e-2)
 
 
 def test_next_token_nll_is_the_models_loss(llama):
