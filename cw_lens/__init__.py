@@ -7,11 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cw_lens.runs import IdentityError as IdentityError
-    from cw_lens.runs import Run as Run
-    from cw_lens.runs import capture as capture
-    from cw_lens.runs import from_cache as from_cache
-    from cw_lens.runs import next_token_nll as next_token_nll
+    from cw_lens.errors import CWLensError as CWLensError
+    from cw_lens.errors import CWLensWarning as CWLensWarning
+    from cw_lens.errors import InputError as InputError
     from cw_lens.geometry import Decomposition as Decomposition
     from cw_lens.geometry import Interference as Interference
     from cw_lens.geometry import bias_share as bias_share
@@ -30,17 +28,26 @@ if TYPE_CHECKING:
     from cw_lens.models import load_model as load_model
     from cw_lens.models import wrap_model as wrap_model
     from cw_lens.prompts import Prompts as Prompts
+    from cw_lens.prompts import prompts_from_ids as prompts_from_ids
     from cw_lens.prompts import tokenize as tokenize
+    from cw_lens.runs import IdentityError as IdentityError
+    from cw_lens.runs import Run as Run
+    from cw_lens.runs import capture as capture
+    from cw_lens.runs import from_cache as from_cache
+    from cw_lens.runs import next_token_nll as next_token_nll
     from cw_lens.scores import TokenScores as TokenScores
     from cw_lens.scores import token_scores as token_scores
     from cw_lens.sinks import SINK_DETECTORS as SINK_DETECTORS
     from cw_lens.sinks import find_sinks as find_sinks
     from cw_lens.studies.explain import Explanation as Explanation
     from cw_lens.studies.explain import explain as explain
+    from cw_lens.views import Page as Page
+    from cw_lens.views import explain_page as explain_page
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "errors": ["CWLensError", "CWLensWarning", "InputError"],
     "runs": ["IdentityError", "Run", "capture", "from_cache", "next_token_nll"],
     "geometry": [
         "Decomposition",
@@ -59,10 +66,11 @@ _HOME = {
     "layer": ["LayerAttention", "layer_attention"],
     "metrics": ["METRICS"],
     "models": ["load_model", "wrap_model"],
-    "prompts": ["Prompts", "tokenize"],
+    "prompts": ["Prompts", "prompts_from_ids", "tokenize"],
     "scores": ["TokenScores", "token_scores"],
     "sinks": ["SINK_DETECTORS", "find_sinks"],
     "studies.explain": ["Explanation", "explain"],
+    "views": ["Page", "explain_page"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -85,7 +85,10 @@ def explain(
         layer_indices(loaded, layers)
     prompts = tokenize(loaded, content, truncate=truncate)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=_console, transient=True) as progress:
         task = progress.add_task("reading layers", total=n_layers(loaded))
@@ -161,18 +164,13 @@ def _first_token_table(explanation: "Explanation") -> Table:
     table = Table(title=f"First token {explanation.prompts.tokens[0][0]!r}, mean over queries")
     for column in ("layer", "attention", "value-weighted", "contribution"):
         table.add_column(column, justify="right")
-    rows = [
-        (str(layer), attention.item(), weighted.item(), contribution.item())
-        for layer, attention, weighted, contribution in zip(
-            heads.layers,
-            heads.first_attention.mean(dim=1),
-            heads.first_value_weighted.sum(dim=1),
-            heads.first_contribution.sum(dim=1),
-            strict=True,
-        )
-    ]
-    step = -(-len(rows) // MAX_ROWS)
-    mean = ("mean", *(sum(row[i] for row in rows) / len(rows) for i in (1, 2, 3)))
-    for name, *values in (*rows[::step], mean):
-        table.add_row(name, *(f"{value:.3f}" for value in values))
+    columns = (
+        heads.first_attention.mean(dim=1).tolist(),
+        heads.first_value_weighted.sum(dim=1).tolist(),
+        heads.first_contribution.sum(dim=1).tolist(),
+    )
+    step = -(-len(heads.layers) // MAX_ROWS)
+    for row in range(0, len(heads.layers), step):
+        table.add_row(str(heads.layers[row]), *(f"{column[row]:.3f}" for column in columns))
+    table.add_row("mean", *(f"{sum(column) / len(column):.3f}" for column in columns))
     return table

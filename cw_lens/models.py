@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -181,20 +182,20 @@ def _located(name: str) -> tuple[str, str | None]:
 def _from_pretrained(
     name: str, folder: str, gguf: str | None, dtype: torch.dtype
 ) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     options = {} if gguf is None else {"gguf_file": gguf}
     local = gguf is not None or Path(folder).is_dir()
     with _quiet():
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
         try:
             hf_model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation="eager", local_files_only=local, **options
             )
-        except Exception as error:  # noqa: BLE001 - whatever a loader raises becomes one message
+        except Exception as error:
             raise _load_error(name, local, gguf, error) from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, **options)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             raise ModelLoadError(
                 f"{name} has no tokenizer that loads: {_first_line(error)} Put its tokenizer "
                 "files beside the weights, or use wrap_model(hf_model, tokenizer)."
@@ -239,7 +240,8 @@ def _hooked_transformer(hf_model: Any) -> Any:
     Its converters drop what they do not know (the biases of a Llama's attention, say), so the
     logits must be those of the model it was made from.
     """
-    from transformer_lens import HookedTransformer, loading_from_pretrained
+    transformer_lens: Any = import_module("transformer_lens")  # 3.9's names, which 4 has not
+    loading = transformer_lens.loading_from_pretrained
 
     parameter = next(hf_model.parameters())
     ids = torch.arange(min(8, hf_model.config.vocab_size), device=parameter.device)[None]
@@ -251,15 +253,15 @@ def _hooked_transformer(hf_model: Any) -> Any:
             config.setdefault("n_ctx", config["n_positions"])  # GPT-2's name for it until 5.x
         (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
         try:
-            cfg = loading_from_pretrained.get_pretrained_model_config(
+            cfg = loading.get_pretrained_model_config(
                 folder, hf_cfg=config, dtype=parameter.dtype, device=parameter.device
             )
-            state = loading_from_pretrained.get_pretrained_state_dict(folder, cfg, hf_model)
+            state = loading.get_pretrained_state_dict(folder, cfg, hf_model)
         except (AttributeError, KeyError, NotImplementedError, ValueError):
             return None
     cfg.tokenizer_name = None  # else it loads one by name
-    model = HookedTransformer(cfg, move_to_device=False)
-    model.load_state_dict(loading_from_pretrained.fill_missing_keys(model, state), strict=False)
+    model = transformer_lens.HookedTransformer(cfg, move_to_device=False)
+    model.load_state_dict(loading.fill_missing_keys(model, state), strict=False)
     torch.nn.Module.to(model, parameter.device)  # its own .to() prints
     with torch.no_grad():
         found = model.eval()(ids, return_type="logits")
@@ -283,19 +285,19 @@ def _first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars or notices of transformers and TransformerLens; as before afterwards."""
-    from transformers.utils import logging as hf_logging
+    root_level = logging.getLogger().level
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        from transformers.utils import logging as hf_logging
 
-    level, root_level = hf_logging.get_verbosity(), logging.getLogger().level
-    bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    logging.getLogger().setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+        try:
+            hf_logging.set_verbosity_error()
+            hf_logging.disable_progress_bar()
+            logging.getLogger().setLevel(logging.ERROR)
             yield
-    finally:
-        hf_logging.set_verbosity(level)
-        logging.getLogger().setLevel(root_level)
-        if bars:
-            hf_logging.enable_progress_bar()
+        finally:
+            hf_logging.set_verbosity(level)
+            logging.getLogger().setLevel(root_level)
+            if bars:
+                hf_logging.enable_progress_bar()

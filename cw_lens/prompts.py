@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from cw_lens.errors import CWLensWarning, InputError
 from cw_lens import backend
+from cw_lens.errors import CWLensWarning, InputError
 
 
 class PromptError(InputError):

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import CWLensError, CWLensWarning, InputError
 from cw_lens import backend
+from cw_lens.errors import CWLensError, CWLensWarning, InputError
 from cw_lens.geometry import low_outputs
 from cw_lens.layer import LayerAttention, layer_attention
 from cw_lens.prompts import Prompts
@@ -232,9 +232,9 @@ def certified_layer(
     if not output_error <= tolerance:
         raise IdentityError(
             f"layer {site.index}: z W_O + b_O misses the attention's output by {output_error:.2g} "
-            f"(relative; tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a norm "
-            "or gate between z and the output matrix, an output that is scaled or already holds the "
-            "residual, processed weights, or a hook of yours that writes."
+            f"(relative; tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a "
+            "norm or gate between z and the output matrix, an output that is scaled or already "
+            "holds the residual, processed weights, or a hook of yours that writes."
         )
     certificate = Certificate(
         layer=site.index,

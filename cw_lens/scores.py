@@ -105,9 +105,9 @@ def layer_scores(
     """Each metric's token scores in one whole layer, in blocks of queries."""
     batch, heads, _, keys = layer.pattern.shape
     totals = {name: layer.pattern.new_zeros(batch, heads, keys) for name in functions}
+    shipped = set(METRICS.values())
     for block in layer.query_blocks(QUERY_BLOCK):
         seen = block.mask.shape[1]
-        weights = block.edge_mask[:, None].to(block.pattern.dtype)
         for name, function in functions.items():
             edges = function(block)
             if edges.shape != block.pattern.shape:
@@ -116,7 +116,9 @@ def layer_scores(
                     f"{layer.index}; it must be {tuple(block.pattern.shape)} "
                     "(batch, head, query, key)."
                 )
-            totals[name][:, :, :seen] += (edges * weights).sum(dim=2)
+            if function not in shipped:  # those are 0 where a query does not see a key
+                edges = edges * block.edge_mask[:, None]
+            totals[name][:, :, :seen] += edges.sum(dim=2)
     for name, total in totals.items():
         if not total.isfinite().all():
             raise InputError(

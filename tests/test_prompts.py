@@ -23,16 +23,20 @@ def text_of(prompts, row=0):
 
 def test_texts_become_ids_masks_and_tokens(model):
     prompts = cw_lens.tokenize(model, ["ab", "a"])
-    assert prompts.ids[0, 0] == 0 and prompts.bos == (True, True)
+    assert prompts.ids[0, 0] == 0
+    assert prompts.bos == (True, True)
     assert prompts.mask.tolist() == [[True, True, True], [True, True, False]]
     assert prompts.tokens[0] == ("<s>", "a", "b")
-    assert prompts.lengths.tolist() == [3, 2] and prompts.first.tolist() == [0, 0]
-    assert len(prompts) == 2 and len(cw_lens.tokenize(model, "a")) == 1
+    assert prompts.lengths.tolist() == [3, 2]
+    assert prompts.first.tolist() == [0, 0]
+    assert len(prompts) == 2
+    assert len(cw_lens.tokenize(model, "a")) == 1
 
 
 def test_left_padding_moves_the_first_real_position(model):
     prompts = cw_lens.tokenize(model, ["abc", "a"], padding_side="left")
-    assert prompts.first.tolist() == [0, 2] and prompts.bos == (True, True)
+    assert prompts.first.tolist() == [0, 2]
+    assert prompts.bos == (True, True)
     assert prompts.mask[1].tolist() == [False, False, True, True]
 
 
@@ -60,7 +64,12 @@ def test_characters_that_turn_or_hide_text_are_named():
         def decode(self, ids, **_):
             return chr(ids[0])
 
-    for character, shown in [("\u202e", "<U+202E>"), ("\u200b", "<U+200B>"), ("م", "م"), ("😀", "😀")]:
+    for character, shown in [
+        ("\u202e", "<U+202E>"),
+        ("\u200b", "<U+200B>"),
+        ("م", "م"),
+        ("😀", "😀"),
+    ]:
         assert display_token(Whole(), ord(character)) == shown
     assert display_token(None, 7) == "<7>"
 
@@ -78,7 +87,8 @@ def test_sentencepiece_spaces_are_kept():
 
 def test_ids_pass_through_unchanged(model):
     prompts = prompts_from_ids(model, [[0, 5, 6]])
-    assert prompts.ids.tolist() == [[0, 5, 6]] and prompts.mask.all()
+    assert prompts.ids.tolist() == [[0, 5, 6]]
+    assert prompts.mask.all()
 
 
 def test_no_bos_and_two_bos_are_warned_about(model):
@@ -124,5 +134,6 @@ def test_other_wrong_input_is_named(model):
 def test_a_model_without_tokenizer_takes_ids():
     model = cw_lens.wrap_model(tiny_llama(layers=1))
     prompts = prompts_from_ids(model, [[3, 4]])
-    assert prompts.tokens == (("<3>", "<4>"),) and prompts.bos == (False,)
+    assert prompts.tokens == (("<3>", "<4>"),)
+    assert prompts.bos == (False,)
     assert torch.isfinite(cw_lens.next_token_nll(model, prompts)).all()

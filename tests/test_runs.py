@@ -80,8 +80,10 @@ def test_certificates_measure_and_layers_come_in_order(llama):
     run = cw_lens.capture(llama, prompts_from_ids(llama, ROWS), layers=[-1, 0, 1])
     assert [layer.index for layer in run.layers] == [0, 1]
     for certificate in run.certificates:
-        assert 0 <= certificate.value_error < 1e-5 and 0 <= certificate.output_error < 1e-5
-        assert certificate.tolerance == 1e-4 and certificate.dtype == "float32"
+        assert 0 <= certificate.value_error < 1e-5
+        assert 0 <= certificate.output_error < 1e-5
+        assert certificate.tolerance == 1e-4
+        assert certificate.dtype == "float32"
         assert certificate.low_outputs == 0
 
 
@@ -112,7 +114,8 @@ def test_nothing_hooked_remains_and_the_users_hooks_survive(llama):
     count = hooks_of(llama)
     cw_lens.capture(llama, prompts)
     cw_lens.token_scores(llama, prompts, ["gradient"])
-    assert hooks_of(llama) == count and len(seen) >= 2
+    assert hooks_of(llama) == count
+    assert len(seen) >= 2
 
     def broken(_layer):
         raise KeyError("mine")

@@ -34,7 +34,8 @@ def test_scores_do_not_depend_on_the_block_of_queries(monkeypatch, size):
 def test_scores_of_a_model_stack_its_layers(llama):
     prompts = prompts_from_ids(llama, [[1, 5, 9, 14, 3], [1, 7, 2]])
     scores = cw_lens.token_scores(llama, prompts, list(METRICS), layers=[-1])
-    assert scores.layers == (1,) and scores.metrics == tuple(METRICS)
+    assert scores.layers == (1,)
+    assert scores.metrics == tuple(METRICS)
     run = cw_lens.capture(llama, prompts, layers=[1], gradient=True)
     for name, metric in METRICS.items():
         expected = oracles.token_score(metric(run.layers[0]), prompts.mask)
@@ -81,3 +82,9 @@ def test_scores_name_what_they_hold(llama):
     scores = cw_lens.token_scores(llama, prompts_from_ids(llama, [[1, 5]]), "attention")
     with pytest.raises(KeyError, match="no scores of 'gradient'; there are attention"):
         scores["gradient"]
+
+
+def test_a_metric_of_ones_own_counts_only_where_a_query_sees_a_key():
+    layer = random_layer(padding="right")
+    ones = layer_scores(layer, {"ones": lambda block: torch.ones_like(block.pattern)})["ones"]
+    assert torch.equal(ones, layer.mask[:, None].expand_as(ones).to(ones.dtype))

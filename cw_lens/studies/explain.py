@@ -8,13 +8,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import InputError
 from cw_lens import backend
-from cw_lens.layer import LayerAttention
+from cw_lens.errors import InputError
 from cw_lens.identity import model_identity
+from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
 from cw_lens.runs import Certificate, capture, layer_indices, next_token_nll
-from cw_lens.scores import TokenScores, layer_scores, needs_gradient, resolve_metrics, stacked_scores
+from cw_lens.scores import (
+    TokenScores,
+    layer_scores,
+    needs_gradient,
+    resolve_metrics,
+    stacked_scores,
+)
 from cw_lens.sinks import cosine
 from cw_lens.studies.heads import HeadProfile, head_profile, layer_head_statistics
 

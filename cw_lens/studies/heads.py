@@ -71,9 +71,7 @@ def layer_head_statistics(layer: LayerAttention) -> dict[str, Float[Tensor, " he
     return {name: total / layer.query_mask.sum() for name, total in totals.items()}
 
 
-def head_profile(
-    statistics: Sequence[dict[str, Tensor]], layers: Sequence[int]
-) -> HeadProfile:
+def head_profile(statistics: Sequence[dict[str, Tensor]], layers: Sequence[int]) -> HeadProfile:
     """One profile from the statistics of each layer."""
     stacked = {name: torch.stack([s[name] for s in statistics]).cpu() for name in statistics[0]}
     return HeadProfile(layers=tuple(layers), **stacked)

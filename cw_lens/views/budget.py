@@ -1,10 +1,12 @@
 """How large a page will be, and what it keeps when that is too much, decided before rendering."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.studies.explain import Explanation
 from cw_lens.views.payload import MATRICES
 
@@ -45,7 +47,7 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
         size_budget: what the page may take, in bytes.
 
     Raises:
-        ValueError: a budget too small for one layer, `FEWEST_HEADS` heads, `FEWEST_TOKENS` tokens.
+        InputError: a budget too small for one layer, `FEWEST_HEADS` heads, `FEWEST_TOKENS` tokens.
     """
     layers = [layer.index for layer in explanation.layers]
     n_tokens = explanation.prompts.ids.shape[1]
@@ -72,14 +74,16 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
             token_count -= 1
     gross = dict(zip(explanation.heads.layers, explanation.heads.gross, strict=True))
     kept_layers = _strongest(layers, [gross[i].sum().item() for i in layers], layer_count)
-    kept_heads = {
-        i: _strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers
-    }
+    kept_heads = {i: _strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers}
     kept_tokens = _strongest_tokens(explanation.scores["contribution"][0], token_count)
     omissions = _omissions(layers, kept_heads, n_heads, kept_tokens, n_tokens)
-    return Selection(
-        kept_heads, kept_tokens, omissions, size(layer_count, head_count, token_count)
-    )
+    return Selection(kept_heads, kept_tokens, omissions, size(layer_count, head_count, token_count))
+
+
+def fits_layer_scores(explanation: Explanation, size_budget: float) -> bool:
+    """Whether token scores of every layer take at most a quarter of the budget."""
+    numbers = sum(explanation.scores[name][0, :, 0].numel() for name in explanation.scores.metrics)
+    return _base64_bytes(2 * numbers) <= size_budget / 4
 
 
 def layer_bytes(heads: int, tokens: int, causal: bool) -> int:
@@ -103,10 +107,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _refuse_below(needed: int, size_budget: float) -> None:
     if not size_budget >= needed:
-        raise ValueError(
+        raise InputError(
             f"a page of at most {size_budget / 1e6:.1f} MB cannot be made: its scripts, the token "
-            f"scores and the smallest head view take {needed / 1e6:.1f} MB. Raise size_budget to "
-            "that, or explain a shorter text."
+            f"scores and the smallest head view take {math.ceil(needed / 1e5) / 10} MB. "
+            "Raise size_budget to that, or explain a shorter text."
         )
 
 

@@ -82,7 +82,7 @@ function number(value) {
 function percent(share) {
   const size = Math.abs(share) * 100;
   const text = size.toFixed(size >= 9.95 ? 0 : size >= 0.95 ? 1 : 2);
-  return `${share < 0 && Number(text) ? "−" : ""}${text} %`;
+  return `${share < 0 && Number(text) ? "−" : ""}${text}\u00a0%`;
 }
 
 // Colours: zero is the paper, blue is positive, orange is negative, in both themes.
@@ -113,9 +113,9 @@ function colourBar(gradient, ticks, note) {
   return bar;
 }
 
-// Plotly reads tags in texts; a token must stay what it is.
+// Plotly reads tags and formulas in texts; a token must stay what it is.
 function plotlyText(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("$", "&#36;");
 }
 
 function plotlyLayout(changes) {

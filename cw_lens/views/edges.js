@@ -34,20 +34,23 @@ function headMatrix(layer, head, metric, tokens, unseen) {
 
 // Magnitudes of a quantity over heads of layers: the largest, and what 99 % stay within.
 function magnitudes(metric, layers, onlyHead) {
-  const sizes = [];
+  const n = HELD.length;
+  const heads = layers.map((layer) => (onlyHead === undefined ? layer.heads.map((_, head) => head) : [onlyHead]));
+  const edges = layers.reduce((sum, layer, i) => sum + heads[i].length * (layer.causal ? (n * (n + 1)) / 2 : n * n), 0);
+  const sizes = new Float32Array(edges);
   const read = EDGE[metric];
-  for (const layer of layers) {
-    for (let head = 0; head < layer.heads.length; head++) {
-      if (onlyHead !== undefined && head !== onlyHead) continue;
-      for (let query = 0; query < HELD.length; query++) {
-        const keys = layer.causal ? query + 1 : HELD.length;
+  let count = 0;
+  layers.forEach((layer, i) => {
+    for (const head of heads[i]) {
+      for (let query = 0; query < n; query++) {
+        const keys = layer.causal ? query + 1 : n;
         for (let key = 0; key < keys; key++) {
-          sizes.push(Math.abs(read(layer, edgeAt(layer, head, query, key), head, key, query)));
+          sizes[count++] = Math.abs(read(layer, edgeAt(layer, head, query, key), head, key, query));
         }
       }
     }
-  }
-  const sorted = Float32Array.from(sizes).sort();
+  });
+  const sorted = sizes.sort();
   const largest = sorted[sorted.length - 1] || 1;
   return { largest, most: sorted[Math.ceil(0.99 * sorted.length) - 1] || largest };
 }

@@ -39,13 +39,14 @@ function drawFactor(plot, z, tokens, { title, signed, top }) {
     tickvals: shown, ticktext: shown.map((at) => (spelled ? names[at] : String(HELD[tokens[at]]))),
     tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5],
   };
+  const marks = signed ? [-top, 0, top] : [0, top / 2, top];
   const trace = {
     type: "heatmap", z, zmin: signed ? -top : 0, zmax: top, colorscale: colourScale(signed), hoverongaps: false,
     text: z.map((row, query) => row.map((_, key) =>
       `query ${HELD[tokens[query]]} ${names[query]}<br>key ${HELD[tokens[key]]} ${names[key]}`)),
     hovertemplate: `%{text}<br>${plotlyText(title)}: %{z:.4g}<extra></extra>`,
     colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, y: -0.12, yanchor: "top", len: 1, tickfont: { size: 10 },
-      tickvals: signed ? [-top, 0, top] : [0, top / 2, top], ticktext: (signed ? [-top, 0, top] : [0, top / 2, top]).map(number) },
+      tickvals: marks.map((mark) => 0.999 * mark), ticktext: marks.map(number) }, // a mark on the end itself may be dropped
   };
   const layout = plotlyLayout({
     margin: { l: spelled ? 64 : 30, r: 6, t: 6, b: 84 },

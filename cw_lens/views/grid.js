@@ -1,6 +1,8 @@
 // The heads of one layer in circuitsvis' grid.
 
-const GRID_CELLS = 64000;
+const GRID_CELLS = 64000; // more, and hovering over a head takes seconds
+const GRID_POSITIVE = "#0b4a8f"; // mixed with white by circuitsvis, in both themes
+const GRID_NEGATIVE = "#9c4a02";
 const GRID_METRICS = ["attention", "value_weighted", "contribution", "intra_head_contribution", "signed_contribution"];
 const gridState = { layer: "0", metric: "signed_contribution", range: "most", tokens: "0" };
 const gridRanges = {};
@@ -37,25 +39,24 @@ function drawGrid() {
   const { tokens } = sets[Number(gridState.tokens)] ?? sets[0];
   const range = gridRange();
   const top = range[gridState.range];
-  const { positive, negative } = { positive: "#0b4a8f", negative: "#9c4a02" };
   gridProps = {
     attention: layer.heads.map((_, head) => headMatrix(layer, head, gridState.metric, tokens, 0)),
     attentionHeadNames: layer.heads.map((head) => `L${layer.index} H${head}`),
     tokens: tokens.map((place) => DATA.tokens[HELD[place]]),
-    minValue: -top, maxValue: top, positiveColor: positive, negativeColor: negative, maskUpperTri: layer.causal,
+    minValue: -top, maxValue: top, positiveColor: GRID_POSITIVE, negativeColor: GRID_NEGATIVE, maskUpperTri: layer.causal,
   };
-  drawGridBar(range, top, positive, negative);
+  drawGridBar(range, top);
   document.getElementById("grid-meaning").textContent = METRICS[gridState.metric].meaning;
   if (grid) grid.updater.enqueueForceUpdate(grid);
   else CircuitsVis.render("head-grid", HeadGrid);
 }
 
-function drawGridBar(range, top, positive, negative) {
+function drawGridBar(range, top) {
   const signed = SIGNED.has(gridState.metric);
   const ticks = signed
     ? [[0, number(-top)], [0.25, number(-top / 2)], [0.5, "0"], [0.75, number(top / 2)], [1, number(top)]]
     : [[0, "0"], [0.5, number(top / 2)], [1, number(top)]];
-  const gradient = `linear-gradient(to right, ${signed ? `${negative}, ` : ""}#fff, ${positive})`;
+  const gradient = `linear-gradient(to right, ${signed ? `${GRID_NEGATIVE}, ` : ""}#fff, ${GRID_POSITIVE})`;
   const beyond = top < range.largest
     ? `1 % of the edges lie beyond, up to ${number(range.largest)} in magnitude, and take the end colour.` : "The largest magnitude sets the range.";
   const bar = colourBar(gradient, ticks, `${metricLabel(gridState.metric)}. One range for all heads and layers here. ${beyond}`);

@@ -44,8 +44,8 @@ function drawMap(plot, map) {
     type: "heatmap", x: layers, y: values[0].map((_, head) => head),
     z: values[0].map((_, head) => values.map((row) => row[head])),
     zmin: map.kind === "signed" ? -top : 0, zmax: top,
-    colorscale: map.kind === "amount" ? (darkness.matches ? "Cividis" : "Cividis") : colourScale(map.kind === "signed"),
-    colorbar: { thickness: 9, outlinewidth: 0, len: 1, tickfont: { size: 10 }, nticks: 5 },
+    colorscale: map.kind === "amount" ? "Cividis" : colourScale(map.kind === "signed"),
+    colorbar: { thickness: 9, outlinewidth: 0, len: 1, tickfont: { size: 10 }, nticks: 4 },
     hovertemplate: `layer %{x}, head %{y}<br>${plotlyText(map.title)}: %{z:.4g}<extra></extra>`,
   };
   const layout = plotlyLayout({

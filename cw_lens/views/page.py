@@ -8,12 +8,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from cw_lens import __version__
+from cw_lens.errors import InputError
 from cw_lens.studies.explain import Explanation
-from cw_lens.views.budget import select
+from cw_lens.views.budget import fits_layer_scores, select
 from cw_lens.views.payload import explain_payload, layer_payload, script_json
 
 SCRIPTS = ("core.js", "facts.js", "text.js", "edges.js", "maps.js", "grid.js", "factors.js")
 """The page's own scripts, in the order in which they are joined into one."""
+
+
+NO_LAYER_SCORES = "Token scores layer by layer. Kept: their mean over layers."
 
 
 @dataclass(frozen=True)
@@ -59,27 +63,29 @@ def explain_page(
         recipe: the command that makes this page again.
 
     Raises:
-        ValueError: a budget too small for any page, NaN, or layers that are not whole.
+        InputError: a budget too small for any page, NaN, or layers that are not whole.
     """
     n_tokens = explanation.prompts.ids.shape[1]
     for layer in explanation.layers:
         if tuple(layer.pattern.shape[::2]) != (1, n_tokens) or layer.pattern.shape[3] != n_tokens:
-            raise ValueError(
+            raise InputError(
                 f"layer {layer.index} has a pattern of shape {tuple(layer.pattern.shape)} (batch, "
                 f"head, query, key); a page shows one text, here of {n_tokens} tokens, whole."
             )
-    payload = explain_payload(explanation, recipe)
+    layer_scores = fits_layer_scores(explanation, size_budget)
+    payload = explain_payload(explanation, recipe, layer_scores=layer_scores)
     fixed_bytes = len(_document("").encode()) + len(script_json(payload))
     selection = select(explanation, fixed_bytes=fixed_bytes, size_budget=size_budget)
     chosen = {layer.index: layer for layer in explanation.layers}
-    payload["omissions"] = list(selection.omissions)
+    omissions = (() if layer_scores else (NO_LAYER_SCORES,)) + selection.omissions
+    payload["omissions"] = list(omissions)
     payload["held_tokens"] = None if len(selection.tokens) == n_tokens else selection.tokens
     payload["layers"] = [
         layer_payload(chosen[index], heads, selection.tokens)
         for index, heads in selection.heads.items()
     ]
     document = _document(script_json(payload))
-    return Page(document, selection.estimated_bytes, selection.omissions)
+    return Page(document, selection.estimated_bytes, omissions)
 
 
 def _document(data: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cw_lens.errors import InputError
 from cw_lens.geometry import decompose, inter_head_contributions, intra_head_contributions
 from cw_lens.layer import LayerAttention
 from cw_lens.studies.explain import Explanation
@@ -23,23 +24,32 @@ MATRICES = ("attention", "signed_contribution", "intra_head_contribution", "cosi
 """The edge matrices that a page holds for each layer."""
 
 
-def explain_payload(explanation: Explanation, recipe: str | None) -> dict[str, Any]:
-    """Everything of the page but the edges of its layers."""
+def explain_payload(
+    explanation: Explanation, recipe: str | None, *, layer_scores: bool
+) -> dict[str, Any]:
+    """Everything of the page but the edges of its layers.
+
+    Args:
+        recipe: the command that makes the page again.
+        layer_scores: whether to hold token scores of every layer, or their mean alone.
+    """
     prompts, scores, heads = explanation.prompts, explanation.scores, explanation.heads
-    signed = {name: bool((scores[name] < 0).any()) for name in scores.metrics}
+    rows = {name: scores[name][0].mean(dim=1) for name in scores.metrics}
+    if not layer_scores:
+        rows = {name: by_layer.mean(dim=0, keepdim=True) for name, by_layer in rows.items()}
     return {
         **verdict(explanation),
         "facts": facts(explanation),
         "recipe": recipe,
         "tokens": list(prompts.tokens[0]),
         "ids": prompts.ids[0].tolist(),
-        "score_layers": list(scores.layers),
+        "score_layers": list(scores.layers) if layer_scores else [],
         "scores": {
             name: {
-                "signed": signed[name],
-                "layers": [packed(row) for row in scores[name][0].mean(dim=1)],
+                "signed": bool((by_layer < 0).any()),
+                "layers": [packed(row) for row in by_layer],
             }
-            for name in scores.metrics
+            for name, by_layer in rows.items()
         },
         "sinks": [row.nonzero().flatten().tolist() for row in explanation.sinks],
         "profile_layers": list(heads.layers),
@@ -87,12 +97,12 @@ def packed(values: Tensor) -> dict[str, Any]:
     Rounding moves each number by at most half a unit: largest magnitude / STEPS / 2.
 
     Raises:
-        ValueError: NaN or infinite numbers, which no page can draw.
+        InputError: NaN or infinite numbers, which no page can draw.
     """
     values = values.detach().to("cpu", torch.float64)
     largest = values.abs().max().item() if values.numel() else 0.0
     if not largest < float("inf"):
-        raise ValueError(
+        raise InputError(
             "the explanation holds NaN or infinite numbers, which a page cannot show. "
             "Check the model's weights and your own metrics."
         )

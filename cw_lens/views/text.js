@@ -66,7 +66,7 @@ function fillLine(place, metric, shares, depth) {
     const deep = depth(shares[token]);
     const colour = shares[token] < 0 ? "var(--negative)" : "var(--positive)";
     node.style.setProperty("--fill", `color-mix(in srgb, ${colour} ${(100 * deep).toFixed(1)}%, transparent)`);
-    node.classList.toggle("strong", deep > 0.55);
+    node.classList.toggle("strong", deep > (darkness.matches ? 0.62 : 0.8));
     node.classList.toggle("sink", isSink(token));
   });
 }
@@ -117,7 +117,7 @@ function writeReadout() {
 }
 
 function goTo(token) {
-  textState.here = Math.max(0, Math.min(N_TOKENS, textState.shown) - 1, 0) < token ? textState.here : Math.max(0, token);
+  textState.here = Math.min(Math.max(0, token), Math.min(N_TOKENS, textState.shown) - 1);
   writeReadout();
 }
 
@@ -155,6 +155,7 @@ function buildText() {
   host.append(more, element("div", { id: "text-bar" }));
   addTokens();
   drawText();
+  drawn.add(drawText);
 }
 
 buildText();

@@ -2,6 +2,7 @@
 
 import math
 
+from cw_lens.runs import Certificate
 from cw_lens.studies.explain import Explanation
 
 CROWDED_SINKS = 0.25
@@ -56,8 +57,9 @@ def percent(share: float) -> str:
     """A share with two significant digits and a true minus sign."""
     size = abs(share) * 100
     digits = 0 if size >= 9.95 else 1 if size >= 0.95 else 2
-    text = f"{size:.{digits}f} %"
-    return f"−{text}" if share < 0 and float(text[:-2]) else text
+    text = f"{size:.{digits}f}"
+    sign = "−" if share < 0 and float(text) else ""
+    return f"{sign}{text}\u00a0%"
 
 
 def _gives(share: float) -> str:
@@ -115,7 +117,7 @@ def _sinks(explanation: Explanation) -> str:
     low, high = int(counts.min()), int(counts.max())
     number = str(low) if low == high else f"{low} to {high}"
     text = f"{number} of {sinks.shape[1]} tokens in each layer (input within cosine 0.95 of the "
-    text += "first token's)"
+    text += "first token’s)"
     if high > CROWDED_SINKS * sinks.shape[1] and high > 1:
         text += "; where many are marked the rule says little, see the centred_cosine detector"
     return text
@@ -126,11 +128,14 @@ def _identity(explanation: Explanation) -> str:
     if not explanation.certificates:
         return ""
     worst = max(explanation.certificates, key=lambda c: _error(c) / c.tolerance)
+    tolerance = f"tolerance {worst.tolerance:.0e}"
+    if not _error(worst):
+        return f"the parts of every layer sum to its output bit for bit ({tolerance})"
     return (
-        f"parts of each layer sum to its output within {_error(worst):.1e} "
-        f"(worst, layer {worst.layer}; tolerance {worst.tolerance:.0e})"
+        f"the parts of every layer sum to its output within {_error(worst):.1e} "
+        f"(worst in layer {worst.layer}; {tolerance})"
     )
 
 
-def _error(certificate) -> float:
+def _error(certificate: Certificate) -> float:
     return max(certificate.value_error, certificate.output_error)
