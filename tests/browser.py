@@ -48,6 +48,8 @@ class Opened:
         return self.tab.evaluate(
             "id => [...document.querySelectorAll(`#${id} .plot`)].map((p) => ({"
             " name: p.id, z: p.data[0].z, top: p.data[0].zmax, bottom: p.data[0].zmin,"
+            " bar: [...p.querySelectorAll('.colorbar .cbaxis text')].filter("
+            " (t) => getComputedStyle(t).display !== 'none').map((t) => t.textContent),"
             " ticks: [...p.querySelectorAll('.ytick text')].map((t) => t.textContent) }))",
             host,
         )

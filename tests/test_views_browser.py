@@ -199,6 +199,16 @@ def test_the_factors_multiply_to_the_contribution_shown(page, explanation):
             assert plots[3]["bottom"] == -plots[3]["top"]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_each_colour_bar_prints_both_of_its_ends(chromium, tmp_path, width):
+    explanation = made_up_explanation(words(40), heads=8)
+    path = explain_page(explanation).save(tmp_path / "bars.html")
+    with opened(chromium, path, width=width) as page:
+        bars = [plot["bar"] for plot in page.plots("factors")]
+    assert [len(bar) for bar in bars] == [3, 3, 3, 3]
+    assert bars[3][0] == f"−{bars[3][2]}"
+
+
 def test_the_maps_show_the_profile_and_open_a_head(page, explanation):
     plots = {plot["name"].removeprefix("map-"): plot for plot in page.plots("maps")}
     for name, plot in plots.items():

@@ -45,8 +45,8 @@ function drawFactor(plot, z, tokens, { title, signed, top }) {
     text: z.map((row, query) => row.map((_, key) =>
       `query ${HELD[tokens[query]]} ${names[query]}<br>key ${HELD[tokens[key]]} ${names[key]}`)),
     hovertemplate: `%{text}<br>${plotlyText(title)}: %{z:.4g}<extra></extra>`,
-    colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, y: -0.12, yanchor: "top", len: 1, tickfont: { size: 10 },
-      tickvals: marks.map((mark) => 0.999 * mark), ticktext: marks.map(number) }, // a mark on the end itself may be dropped
+    colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, y: -0.12, yanchor: "top", len: 0.82, tickfont: { size: 10 },
+      tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
     margin: { l: spelled ? 64 : 30, r: 6, t: 6, b: 84 },
