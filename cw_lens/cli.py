@@ -99,10 +99,11 @@ def explain(
             metrics=metrics,
             progress=lambda done: progress.update(task, completed=done),
         )
+    _console.print(f"drawing the page, at most {size_budget:g} MB")
     page = views.explain_page(
         explanation, size_budget=size_budget * 1e6, recipe=shlex.join(["cw-lens", *sys.argv[1:]])
     )
-    _console.print(f"page: about {page.estimated_bytes / 1e6:.1f} MB of {size_budget:g} MB")
+    _console.print(f"estimated {page.estimated_bytes / 1e6:.1f} MB")
     for omission in page.omissions:
         _console.print(f"left out of the page: {omission}")
     report.write_explanation(out, explanation, page, configuration)

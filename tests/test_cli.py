@@ -167,7 +167,7 @@ def test_a_small_budget_is_kept_and_named(run, folder, tmp_path):
     arguments = ["explain", folder, "--text", "ab " * 40, "--out", tmp_path / "run"]
     code, said = run(*arguments, "--size-budget", "6.3")
     assert code == 0
-    assert "MB of 6.3 MB" in said
+    assert "at most 6.3 MB" in said
     assert "left out of the page:" in said
     assert (tmp_path / "run" / "report.html").stat().st_size < 6.3e6
     code, said = run(*arguments[:-1], tmp_path / "other", "--size-budget", "1")

@@ -201,7 +201,7 @@ def test_the_factors_multiply_to_the_contribution_shown(page, explanation):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_each_colour_bar_prints_both_of_its_ends(chromium, tmp_path, width):
-    explanation = made_up_explanation(words(40), heads=8)
+    explanation = made_up_explanation(words(40), heads=24, layers=1, chosen=(0,))
     path = explain_page(explanation).save(tmp_path / "bars.html")
     with opened(chromium, path, width=width) as page:
         bars = [plot["bar"] for plot in page.plots("factors")]
