@@ -30,7 +30,7 @@ test-tl3: .venv-tl3/ready
 check: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/pyright
+	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/lint-imports
 
 bench: .venv/ready

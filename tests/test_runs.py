@@ -128,11 +128,12 @@ def test_nothing_hooked_remains_and_the_users_hooks_survive(llama):
     llama.reset_hooks()
 
 
-def test_z_gradients_are_those_of_finite_differences():
+@pytest.mark.parametrize("index", [0, 1])
+def test_z_gradients_are_those_of_finite_differences(index):
     model = cw_lens.wrap_model(tiny_llama(heads=4, groups=2, bias=True).double())
     prompts = prompts_from_ids(model, [ROWS[0]])
-    layer = cw_lens.capture(model, prompts, layers=[0], gradient=True).layers[0]
-    site = backend.attention_site(model, 0)
+    layer = cw_lens.capture(model, prompts, gradient=True).layers[index]
+    site = backend.attention_site(model, index)
     step = 1e-2  # transformers takes its softmax and norms in float32
 
     def loss(shift: float) -> float:
