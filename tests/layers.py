@@ -20,7 +20,7 @@ def random_layer(
     dtype: torch.dtype = torch.float64,
     causal: bool = True,
 ) -> LayerAttention:
-    """A layer whose value vectors carry a large bias; examples differ in length if padded."""
+    """A layer whose value vectors carry a bias; examples differ in length if padded."""
     g = torch.Generator().manual_seed(seed)
     mask = torch.ones(batch, length, dtype=torch.bool)
     for row in range(batch):
@@ -34,7 +34,7 @@ def random_layer(
         hidden = hidden | torch.ones(length, length, dtype=torch.bool).triu(1)
     pattern = logits.masked_fill(hidden, -1e9).softmax(-1)
     value = torch.randn(batch, groups, length, d_head, generator=g, dtype=dtype)
-    value = value + 3 * torch.randn(groups, 1, d_head, generator=g, dtype=dtype)
+    value = value + torch.randn(groups, 1, d_head, generator=g, dtype=dtype)
     return layer_attention(
         1,
         pattern,

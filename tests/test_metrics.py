@@ -35,6 +35,7 @@ def test_metrics_equal_their_literal_formulas(padding):
     norm = edges.norm(dim=-1)
     output = edges.sum(dim=(1, 3)).norm(dim=-1)[:, None, :, None]
     inter = oracles.inter_head(layer)
+    assert (inter < -1e-3).any()
     stream = layer.residual.norm(dim=-1)[:, None, :, None]
     real = layer.query_mask[:, None, :, None]
     expected = {
