@@ -117,7 +117,7 @@ def layer_scores(
                     "(batch, head, query, key)."
                 )
             if function not in shipped:  # those are 0 where a query does not see a key
-                edges = edges * block.edge_mask[:, None]
+                edges = edges.masked_fill(~block.edge_mask[:, None], 0.0)
             totals[name][:, :, :seen] += edges.sum(dim=2)
     for name, total in totals.items():
         if not total.isfinite().all():

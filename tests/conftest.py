@@ -72,3 +72,15 @@ def llama() -> object:
     from tests.tiny import tiny_llama
 
     return cw_lens.wrap_model(tiny_llama(heads=4, groups=2, bias=True))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder as save_pretrained writes it, tokenizer included."""
+    from tests.tiny import tiny_llama, tiny_tokenizer
+
+    model = tiny_llama()
+    model.resize_token_embeddings(258)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"

@@ -88,3 +88,10 @@ def test_a_metric_of_ones_own_counts_only_where_a_query_sees_a_key():
     layer = random_layer(padding="right")
     ones = layer_scores(layer, {"ones": lambda block: torch.ones_like(block.pattern)})["ones"]
     assert torch.equal(ones, layer.mask[:, None].expand_as(ones).to(ones.dtype))
+
+
+def test_a_metric_of_ones_own_may_be_anything_where_no_query_sees_a_key():
+    layer = random_layer(padding="left")
+    own = {"cosine": lambda block: block.pattern / block.pattern}  # NaN where the pattern is 0
+    ones = layer_scores(layer, own)["cosine"]
+    assert torch.equal(ones, layer.mask[:, None].expand_as(ones).to(ones.dtype))
