@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cw_lens.certificates import IdentityError as IdentityError
+    from cw_lens.checks import Diagnosis as Diagnosis
+    from cw_lens.checks import doctor as doctor
     from cw_lens.errors import CWLensError as CWLensError
     from cw_lens.errors import CWLensWarning as CWLensWarning
     from cw_lens.errors import InputError as InputError
@@ -22,15 +25,16 @@ if TYPE_CHECKING:
     from cw_lens.geometry import projected_value_norms as projected_value_norms
     from cw_lens.geometry import projections as projections
     from cw_lens.geometry import target_contributions as target_contributions
+    from cw_lens.images import prompts_from_images as prompts_from_images
+    from cw_lens.interventions import masked_values as masked_values
+    from cw_lens.interventions import scaled_values as scaled_values
     from cw_lens.layer import LayerAttention as LayerAttention
     from cw_lens.layer import layer_attention as layer_attention
     from cw_lens.metrics import METRICS as METRICS
     from cw_lens.models import load_model as load_model
-    from cw_lens.models import wrap_model as wrap_model
     from cw_lens.prompts import Prompts as Prompts
     from cw_lens.prompts import prompts_from_ids as prompts_from_ids
     from cw_lens.prompts import tokenize as tokenize
-    from cw_lens.runs import IdentityError as IdentityError
     from cw_lens.runs import Run as Run
     from cw_lens.runs import capture as capture
     from cw_lens.runs import from_cache as from_cache
@@ -43,12 +47,15 @@ if TYPE_CHECKING:
     from cw_lens.studies.explain import explain as explain
     from cw_lens.views import Page as Page
     from cw_lens.views import explain_page as explain_page
+    from cw_lens.wrapping import wrap_model as wrap_model
 
 __version__ = "0.1.0"
 
 _HOME = {
     "errors": ["CWLensError", "CWLensWarning", "InputError"],
-    "runs": ["IdentityError", "Run", "capture", "from_cache", "next_token_nll"],
+    "checks": ["Diagnosis", "doctor"],
+    "certificates": ["IdentityError"],
+    "runs": ["Run", "capture", "from_cache", "next_token_nll"],
     "geometry": [
         "Decomposition",
         "Interference",
@@ -63,14 +70,17 @@ _HOME = {
         "projections",
         "target_contributions",
     ],
+    "images": ["prompts_from_images"],
+    "interventions": ["masked_values", "scaled_values"],
     "layer": ["LayerAttention", "layer_attention"],
     "metrics": ["METRICS"],
-    "models": ["load_model", "wrap_model"],
+    "models": ["load_model"],
     "prompts": ["Prompts", "prompts_from_ids", "tokenize"],
     "scores": ["TokenScores", "token_scores"],
     "sinks": ["SINK_DETECTORS", "find_sinks"],
     "studies.explain": ["Explanation", "explain"],
     "views": ["Page", "explain_page"],
+    "wrapping": ["wrap_model"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

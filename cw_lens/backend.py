@@ -1,65 +1,38 @@
-"""The one file that knows TransformerLens: where a layer's quantities are, and how to run it.
+"""How to run a loaded model: read what its layers compute, and write into them.
 
-A TransformerBridge (4.x, 3.9) and a HookedTransformer (3.9) are told apart by what they have.
 Hooks are plain torch hooks on the hook points: only they are removed afterwards, whoever else
 hooked the model and whatever was raised.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from cw_lens.errors import CWLensError
-
-PARTS = ("residual", "value", "pattern", "z", "output")
-"""What is read of a layer; the order in which they arrive differs between backends."""
+from cw_lens.sites import AttentionSite, UnsupportedModelError, is_bridge
 
 
-class UnsupportedModelError(CWLensError, RuntimeError):
-    """The model's attention is not of the form sum(alpha v) W_O, or cannot be read."""
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a model is given.
+
+    Attributes:
+        ids: token ids; padding holds any id.
+        mask: True at real tokens.
+        pixels: images, where the model reads those; `ids` then only tell images apart.
+    """
+
+    ids: Int[Tensor, "batch position"]
+    mask: Bool[Tensor, "batch position"]
+    pixels: Float[Tensor, "batch channel height width"] | None = field(default=None, kw_only=True)
 
 
 class _ForwardEnded(Exception):  # noqa: N818 - a signal between two functions of this file
     """Raised by our own hook when nothing after it is needed."""
-
-
-@dataclass(frozen=True)
-class AttentionSite:
-    """Where one layer's attention is in a loaded model.
-
-    Attributes:
-        index: the layer's number.
-        points: for each of `PARTS`, the module whose output it is.
-        W_O: output matrix split by head, in the model's dtype, on its device.
-        b_O: output bias, or None.
-        causal: whether a query sees only itself and earlier keys.
-    """
-
-    index: int
-    points: Mapping[str, nn.Module]
-    W_O: Float[Tensor, "head d_head d_model"]
-    b_O: Float[Tensor, " d_model"] | None
-    causal: bool
-
-    def shaped(self, part: str, tensor: Tensor) -> Tensor:
-        """What the hook point saw, with the axes that cw_lens uses: heads before positions."""
-        if part in ("value", "z"):
-            d_head = self.W_O.shape[1]
-            if tensor.ndim == 4:
-                tensor = rearrange(tensor, "batch position head d -> batch position (head d)")
-            return rearrange(tensor, "batch position (head d) -> batch head position d", d=d_head)
-        return tensor
-
-
-def is_bridge(model: Any) -> bool:
-    """Whether the model is a TransformerBridge over a Hugging Face model."""
-    return hasattr(model, "original_model")
 
 
 def n_layers(model: Any) -> int:
@@ -95,59 +68,6 @@ def byte_alphabet() -> dict[str, int]:
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def attention_site(model: Any, layer: int) -> AttentionSite:
-    """Where `layer`'s attention is, per architecture.
-
-    Raises:
-        UnsupportedModelError: the layer has no such attention, or a norm follows its output.
-    """
-    block = model.blocks[layer]
-    attention = getattr(block, "attn", None)
-    if attention is None:
-        raise UnsupportedModelError(
-            f"layer {layer} has no attention ({type(block).__name__}); leave it out with layers=."
-        )
-    if getattr(block, "ln1_post", None) is not None:
-        raise UnsupportedModelError(
-            f"layer {layer}: a norm follows the attention's output matrix, which this version "
-            "does not fold into the output matrix yet. Use a model without a post-attention norm."
-        )
-    hooks = model.hook_dict
-    names = {part: name for part, name in cache_names(model, layer).items() if part != "output"}
-    missing = [name for name in names.values() if name not in hooks]
-    if missing:
-        raise UnsupportedModelError(
-            f"layer {layer} has no {', '.join(missing)}: TransformerLens does not show this "
-            "attention's parts. Load the model with load_model or wrap_model, which force eager "
-            "attention."
-        )
-    points: dict[str, nn.Module] = {part: hooks[name] for part, name in names.items()}
-    causal = getattr(model.cfg, "attention_dir", "causal") == "causal"
-    projection = getattr(attention, "o", None)
-    if projection is None:  # HookedTransformer: the attention module returns the layer's output
-        points["output"] = attention
-        return AttentionSite(layer, points, attention.W_O, attention.b_O, causal)
-    points["output"] = projection.hook_out
-    linear = projection.original_component
-    # nn.Linear keeps [out, in], GPT-2's Conv1D [in, out]
-    weight = linear.weight.T if isinstance(linear, nn.Linear) else linear.weight
-    W_O = rearrange(weight, "(head d) model -> head d model", head=model.cfg.n_heads)
-    return AttentionSite(layer, points, W_O, linear.bias, causal)
-
-
-def cache_names(model: Any, layer: int) -> dict[str, str]:
-    """The name that an ActivationCache gives each of `PARTS`."""
-    prefix = f"blocks.{layer}"
-    output = f"{prefix}.attn.o.hook_out" if is_bridge(model) else f"{prefix}.hook_attn_out"
-    return {
-        "residual": f"{prefix}.hook_resid_pre",
-        "value": f"{prefix}.attn.hook_v",
-        "pattern": f"{prefix}.attn.hook_pattern",
-        "z": f"{prefix}.attn.hook_z",
-        "output": output,
-    }
-
-
 @contextmanager
 def hooked(hooks: Sequence[tuple[nn.Module, Callable[[Tensor], Tensor | None]]]) -> Iterator[None]:
     """Call each function with its module's output; what it returns, if anything, replaces it."""
@@ -162,18 +82,71 @@ def hooked(hooks: Sequence[tuple[nn.Module, Callable[[Tensor], Tensor | None]]])
             handle.remove()
 
 
-def forward(
-    model: Any, ids: Int[Tensor, "batch position"], mask: Bool[Tensor, "batch position"]
-) -> Float[Tensor, "batch position vocabulary"]:
+def predicts_next_token(model: Any) -> bool:
+    """Whether the logits at a position are of the token after it: a causal language model."""
+    return not is_bridge(model) or bool(model.original_model.can_generate())
+
+
+def reads_images(model: Any) -> bool:
+    """Whether the model takes images instead of token ids."""
+    return is_bridge(model) and model.original_model.main_input_name == "pixel_values"
+
+
+def image_shape(config: Any) -> tuple[int, int, int, int]:
+    """Channels, height, width and patch size of the images that a vision model reads.
+
+    Args:
+        config: Hugging Face's, of the model.
+    """
+    size, patch = config.image_size, config.patch_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return config.num_channels, height, width, patch if isinstance(patch, int) else patch[0]
+
+
+def short_inputs(model: Any, length: int = 8) -> Inputs:
+    """A small input to try the model on: the first ids of its vocabulary, or noise."""
+    device = input_device(model)
+    if reads_images(model):
+        channels, height, width, _ = image_shape(model.original_model.config)
+        noise = torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(0))
+        pixels = noise.to(device, next(model.parameters()).dtype)
+        positions = image_positions(model, pixels)
+        ids = torch.arange(positions, device=device)[None]
+        return Inputs(ids, torch.ones_like(ids, dtype=torch.bool), pixels=pixels)
+    context = context_length(model) or length
+    ids = torch.arange(min(length, vocabulary_size(model), context), device=device)[None]
+    return Inputs(ids, torch.ones_like(ids, dtype=torch.bool))
+
+
+def image_positions(model: Any, pixels: Float[Tensor, "batch channel height width"]) -> int:
+    """Number of positions that these images take in the residual stream, patches and more."""
+    seen = []
+
+    def stop(residual: Tensor) -> None:
+        seen.append(residual.shape[1])
+        raise _ForwardEnded
+
+    ids = torch.zeros(len(pixels), 1, dtype=torch.long)
+    inputs = Inputs(ids, ids == 0, pixels=pixels)
+    with torch.no_grad(), hooked([(model.hook_dict["blocks.0.hook_resid_pre"], stop)]):
+        try:
+            forward(model, inputs)
+        except _ForwardEnded:
+            return seen[0]
+    raise UnsupportedModelError("the vision model showed no hook_resid_pre of layer 0.")
+
+
+def forward(model: Any, inputs: Inputs) -> Tensor:
     """Logits of one full forward pass, without a key-value cache, padding masked out."""
+    if inputs.pixels is not None:
+        return model(inputs.pixels, return_type="logits")
     options = {"use_cache": False} if is_bridge(model) else {}
-    return model(ids, return_type="logits", attention_mask=mask.long(), **options)
+    return model(inputs.ids, return_type="logits", attention_mask=inputs.mask.long(), **options)
 
 
 def read(
     model: Any,
-    ids: Int[Tensor, "batch position"],
-    mask: Bool[Tensor, "batch position"],
+    inputs: Inputs,
     sites: Sequence[AttentionSite],
     receive: Callable[[AttentionSite, dict[str, Tensor]], None],
 ) -> None:
@@ -192,44 +165,41 @@ def read(
         def arrive(tensor: Tensor) -> None:
             if site.index in done:
                 return
-            parts = arrived[site.index]
-            parts[part] = site.shaped(part, tensor)
-            if len(parts) == len(PARTS):
+            seen = arrived[site.index]
+            seen[part] = tensor
+            if len(seen) == len(site.points):
                 del arrived[site.index]
                 done.add(site.index)
-                receive(site, parts)
+                receive(site, site.arranged(seen))
                 if not arrived:
                     raise _ForwardEnded
 
         return arrive
 
-    hooks = [(site.points[part], arrival(site, part)) for site in sites for part in PARTS]
+    hooks = [(point, arrival(site, part)) for site in sites for part, point in site.points.items()]
     with torch.no_grad(), hooked(hooks):
         try:
-            forward(model, ids, mask)
+            forward(model, inputs)
         except _ForwardEnded:
             return
-    for index, parts in arrived.items():
-        missing = ", ".join(part for part in PARTS if part not in parts)
+    for site in sites:
+        missing = ", ".join(part for part in site.points if part not in arrived[site.index])
         raise UnsupportedModelError(
-            f"layer {index}: the forward pass never showed its {missing}. The model does not run "
-            "eager attention; load it with load_model or wrap_model."
+            f"layer {site.index}: the forward pass never showed its {missing}. The model does not "
+            "run eager attention, or its processed weights bypass it; load it with load_model or "
+            "wrap_model."
         )
 
 
-def z_gradients(
-    model: Any,
-    ids: Int[Tensor, "batch position"],
-    mask: Bool[Tensor, "batch position"],
-    sites: Sequence[AttentionSite],
-) -> dict[int, Float[Tensor, "batch head query d_head"]]:
-    """Gradient of the summed next-token loss with respect to each site's z.
+def z_gradients(model: Any, inputs: Inputs, sites: Sequence[AttentionSite]) -> dict[int, Tensor]:
+    """Gradient of the summed next-token loss with respect to each site's z, as it is hooked.
 
     One forward and one backward pass. The graph starts at the first site and holds no gradient of
     any parameter; autograd frees it layer by layer as it walks back.
 
     Raises:
-        UnsupportedModelError: what is written at a site's z does not reach the loss.
+        UnsupportedModelError: the model has no next-token loss, or what is written at a site's z
+            does not reach it.
     """
     kept: dict[int, Tensor] = {}
 
@@ -241,7 +211,7 @@ def z_gradients(
         return replace
 
     with torch.enable_grad(), _frozen(model), hooked([(s.points["z"], keep(s)) for s in sites]):
-        loss = next_token_nll(forward(model, ids, mask), ids, mask).sum()
+        loss = next_token_nll(model, inputs).sum()
         try:
             gradients = torch.autograd.grad(loss, [kept[site.index] for site in sites])
         except (KeyError, RuntimeError) as error:
@@ -249,18 +219,21 @@ def z_gradients(
                 "the loss does not depend on what is written at hook_z of every layer asked for, "
                 "so the gradient metric has no meaning here. Use the other metrics."
             ) from error
-    return {
-        site.index: site.shaped("z", gradient)
-        for site, gradient in zip(sites, gradients, strict=True)
-    }
+    return {site.index: gradient for site, gradient in zip(sites, gradients, strict=True)}
 
 
-def next_token_nll(
-    logits: Float[Tensor, "batch position vocabulary"],
-    ids: Int[Tensor, "batch position"],
-    mask: Bool[Tensor, "batch position"],
-) -> Float[Tensor, "batch predicted"]:
-    """Loss of each real token given those before it; 0 at padding and at first tokens."""
+def next_token_nll(model: Any, inputs: Inputs) -> Float[Tensor, "batch predicted"]:
+    """Loss of each real token given those before it; 0 at padding and at first tokens.
+
+    Raises:
+        UnsupportedModelError: the model does not predict the next token.
+    """
+    if not predicts_next_token(model):
+        raise UnsupportedModelError(
+            f"{type(model.original_model).__name__} does not predict the next token, so there is "
+            "no loss for the gradient metric or a perplexity. Use the other metrics."
+        )
+    logits, ids, mask = forward(model, inputs), inputs.ids, inputs.mask
     logp = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     nll = -logp.gather(2, ids[:, 1:, None].to(logp.device)).squeeze(2)
     return nll.masked_fill(~(mask[:, :-1] & mask[:, 1:]).to(nll.device), 0.0)

@@ -5,13 +5,14 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from cw_lens.errors import CWLensError, CWLensWarning, InputError
 from cw_lens.weights import EMBEDDED_MODEL
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from cw_lens.studies.explain import Explanation
 
 MAX_ROWS = 12
+
+
+class ModelRefusedError(CWLensError):
+    """Doctor found that the toolkit cannot work on the model."""
+
 
 _console = Console()
 _errors = Console(stderr=True)
@@ -33,6 +39,8 @@ def explain(
     file: Path | None = None,
     layers: tuple[int, ...] = (),
     metrics: tuple[str, ...] = (),
+    space: Literal["residual", "attention"] = "residual",
+    allow_folded: bool = False,
     out: Path = Path("runs/explain"),
     truncate: bool = False,
     size_budget: float = 25.0,
@@ -50,6 +58,9 @@ def explain(
         layers: Layers whose heads are shown whole; by default the three where attention misleads
             most. Negative numbers count from the end.
         metrics: Metrics to score tokens by beside the usual ones.
+        space: Where a norm follows the output matrix (Gemma, OLMo 2): measure contributions behind
+            it, where they act, or before it.
+        allow_folded: Read a model whose value biases are folded into its output bias.
         out: The run folder.
         truncate: Cut a text that is longer than the model's context.
         size_budget: Largest size of the page in MB; what does not fit is left out and named.
@@ -63,6 +74,8 @@ def explain(
         "text": content,
         "layers": list(layers),
         "metrics": list(metrics),
+        "space": space,
+        "allow_folded": allow_folded,
         "truncate": truncate,
         "size_budget": size_budget,
         "dtype": dtype,
@@ -70,7 +83,6 @@ def explain(
     }
     with _console.status("importing torch and TransformerLens"):
         from cw_lens import report, views
-        from cw_lens.backend import n_layers
         from cw_lens.models import load_model
         from cw_lens.prompts import tokenize
         from cw_lens.runs import layer_indices
@@ -91,12 +103,14 @@ def explain(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=_console, transient=True) as progress:
-        task = progress.add_task("reading layers", total=n_layers(loaded))
+        task = progress.add_task("reading layers", total=len(layer_indices(loaded, None)))
         explanation = run_explain(
             loaded,
             prompts,
             layers=layers or None,
             metrics=metrics,
+            space=space,
+            allow_folded=allow_folded,
             progress=lambda done: progress.update(task, completed=done),
         )
     _console.print(f"drawing the page, at most {size_budget:g} MB")
@@ -114,6 +128,47 @@ def explain(
         f"{max(worst.value_error, worst.output_error):.1e} (tolerance {worst.tolerance:.0e})"
     )
     _console.print(f"page: {(out / 'report.html').resolve()}", soft_wrap=True)
+
+
+def doctor(
+    model: Annotated[str, tyro.conf.Positional] = EMBEDDED_MODEL,
+    /,
+    *,
+    allow_folded: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> None:
+    """Try what works on a model: reading, writing, padding; exit code 1 if something needed fails.
+
+    Args:
+        model: smollm2-135m (embedded), a local model folder, a .gguf file, or a hub name.
+        allow_folded: Allow value biases that are folded into the output bias.
+        dtype: float32, float16, bfloat16 or float64.
+        device: Where to run.
+    """
+    with _console.status("importing torch and TransformerLens"):
+        from cw_lens.checks import REFUSE
+        from cw_lens.checks import doctor as diagnose
+        from cw_lens.models import load_model
+
+    with _console.status(f"loading {model}"):
+        loaded = load_model(model, dtype=dtype, device=device)
+    with _console.status("trying what works"):
+        diagnosis = diagnose(loaded, allow_folded=allow_folded)
+    table = Table(title=Text(f"What works on {model}"))
+    for column in ("feature", "", "what was seen", "remedy"):
+        table.add_column(column, overflow="fold")
+    styles = {"pass": "green", "note": "yellow", "refuse": "red"}
+    for finding in diagnosis.findings:
+        style = styles[finding.status]
+        row = (finding.feature, finding.status, finding.what, finding.remedy)
+        table.add_row(*(Text(cell, style=style if cell is row[1] else "") for cell in row))
+    _console.print(table)
+    if not diagnosis.ok:
+        refused = [f.feature for f in diagnosis.findings if f.needed and f.status == REFUSE]
+        raise ModelRefusedError(
+            f"{model} is refused: {', '.join(refused)}. The table says why and what to do."
+        )
 
 
 def version() -> None:
@@ -136,7 +191,9 @@ def main() -> None:
     )
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"explain": explain, "version": version}, prog="cw-lens", description=__doc__
+            {"explain": explain, "doctor": doctor, "version": version},
+            prog="cw-lens",
+            description=__doc__,
         )
     except CWLensError as error:
         _errors.print(f"cw-lens: {error}", style="red", markup=False, soft_wrap=True)

@@ -84,7 +84,7 @@ def intra_head_contributions(layer: LayerAttention) -> Float[Tensor, "batch head
     """
     norm = layer.head_output_norm[..., None]
     pulled_back = (layer.z @ layer.gram) / norm / norm
-    return layer.pattern * (pulled_back @ layer.value.mT)
+    return layer.pattern * layer.aligned(pulled_back)
 
 
 def target_contributions(
@@ -107,7 +107,7 @@ def target_contributions(
         )
     direction = direction.to(layer.output).expand_as(layer.output)
     pulled_back = einsum(direction, layer.W_O, "batch query m, head d m -> batch head query d")
-    return layer.pattern * (pulled_back @ layer.value.mT)
+    return layer.pattern * layer.aligned(pulled_back)
 
 
 def projections(layer: LayerAttention) -> Float[Tensor, "batch head query key"]:
@@ -128,20 +128,23 @@ def low_outputs(layer: LayerAttention) -> Bool[Tensor, "batch query"]:
 
 
 def projected_value_norms(layer: LayerAttention) -> Float[Tensor, "batch head key"]:
-    """Length of each projected value, ||v W_O||, in units of the residual stream."""
+    """Length of each projected value, ||v W_O||, in units of the residual stream.
+
+    A gate that a query puts on what it reads (Qwen3-Next) is not in it; it is in every metric.
+    """
     return layer.projected_value_norm
 
 
 def decompose(layer: LayerAttention) -> Decomposition:
     """The three factors of each inter-head contribution (paper section 4.1)."""
     norm = layer.output_norm[:, None, :, None]
-    value_norm = layer.projected_value_norm[:, :, None, :]
+    value_norm = layer.edge_value_norm
     along = einsum(
         layer.output / layer.output_norm[..., None],
         layer.W_O,
         "batch query m, head d m -> batch head query d",
     )
-    inner = along @ layer.value.mT
+    inner = layer.aligned(along)
     cosine = torch.where(value_norm > 0, inner / value_norm, 0.0)
     return Decomposition(
         attention=layer.pattern,
@@ -176,4 +179,6 @@ def pairwise_interference(
             f"query {query}."
         )
     written = layer.pattern[:, head, row, :, None] * layer.value[:, head]
+    if layer.gate is not None:
+        written = written * layer.gate[:, head, row, None]
     return written @ layer.gram[head] @ written.mT

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from cw_lens.sites import attention_layers, weight_state
+
 
 def model_identity(model: Any) -> dict[str, Any]:
     """What a result must record of the model that it came from, ready for JSON."""
@@ -18,6 +20,7 @@ def model_identity(model: Any) -> dict[str, Any]:
         "class": type(model).__name__,
         "architecture": architecture,
         "n_layers": int(cfg.n_layers),
+        "layers_without_attention": sorted(set(range(cfg.n_layers)) - set(attention_layers(model))),
         "n_heads": int(cfg.n_heads),
         "n_key_value_heads": int(groups or cfg.n_heads),
         "d_model": int(cfg.d_model),
@@ -25,7 +28,7 @@ def model_identity(model: Any) -> dict[str, Any]:
         "d_vocab": int(cfg.d_vocab),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": str(parameter.device),
-        "weights": _weight_state(model),
+        "weights": ", ".join(weight_state(model)),
         "weight_hash": weight_hash(model),
         "transformer_lens": version("transformer-lens"),
     }
@@ -49,11 +52,3 @@ def first_not_finite(model: Any) -> str | None:
         if not finite and not parameter.detach().isfinite().all():
             return name
     return None
-
-
-def _weight_state(model: Any) -> str:
-    """Whether TransformerLens has folded or centred the weights, as far as the model tells."""
-    if getattr(model, "compatibility_mode", False):
-        return "compatibility mode"
-    normalization = str(getattr(model.cfg, "normalization_type", ""))
-    return "layer norm folded" if normalization.endswith("Pre") else "raw"

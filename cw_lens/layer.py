@@ -15,6 +15,7 @@ from cw_lens.noise import prompt_digest
 LOW_OUTPUT = 1e-3
 """Outputs shorter than this share of the layer's median output count as low."""
 _TINY = 1e-18  # squares stay above float32's smallest normal number
+_GATED_ELEMENTS = 1 << 22  # floats of gated values at a time: 16 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class LayerAttention:
             each query head (v).
         W_O: output matrix, split by head.
         b_O: output bias, which is nobody's contribution; None if the model has none.
-        z: sum over keys of pattern * value, per head.
+        z: sum over keys of pattern * value, per head, times `gate` where there is one.
         output: sum over heads of z W_O, without `b_O`, before the residual is added (o).
         residual: the layer's input, the residual stream before the block (x), at every key.
         prompt_digest: a number for each example's tokens, which seeds the random control.
@@ -41,6 +42,12 @@ class LayerAttention:
         head_output_floor: the same for the output of one head.
         causal: whether a query sees only itself and earlier keys.
         query_start: the position of the first query held.
+        gate: what multiplies z, component by component, before the output matrix; part of the
+            value that a query sees (Qwen3-Next). None where there is no such gate.
+        stream_gain: ||what is added to the residual stream|| / ||output||, query by query: the
+            scalar of a norm after the output matrix, a residual multiplier. None where it is 1.
+        space: "residual" if a norm after the output matrix is folded into `W_O` and `b_O`,
+            "attention" if it is left out (SPEC 1); the same where there is no such norm.
         z_gradient: gradient of the summed next-token loss with respect to `z`, where captured.
     """
 
@@ -58,6 +65,9 @@ class LayerAttention:
     head_output_floor: Float[Tensor, " batch"]
     causal: bool = True
     query_start: int = 0
+    gate: Float[Tensor, "batch head query d_head"] | None = None
+    stream_gain: Float[Tensor, "batch query"] | None = None
+    space: str = "residual"
     z_gradient: Float[Tensor, "batch head query d_head"] | None = None
 
     @property
@@ -95,8 +105,36 @@ class LayerAttention:
 
     @cached_property
     def projected_value_norm(self) -> Float[Tensor, "batch head key"]:
-        """Length of each projected value, ||v W_O||."""
+        """Length of each projected value, ||v W_O||, before any gate."""
         return _projected_norm(self.value, self.gram)
+
+    @cached_property
+    def edge_value_norm(self) -> Float[Tensor, "batch head query_or_1 key"]:
+        """Length of each projected value as each query sees it, through its gate if it has one.
+
+        Without a gate all queries see the same: the query axis has length 1.
+        """
+        if self.gate is None:
+            return self.projected_value_norm[:, :, None]
+        # ||(g * v) W_O||^2 = sum over d, e of g_d g_e G_de v_d v_e, in blocks of queries
+        norms = torch.empty_like(self.pattern)
+        keys, d_head = self.value.shape[2:]
+        size = max(1, _GATED_ELEMENTS // (self.value[..., 0].numel() * d_head))
+        for start in range(0, self.pattern.shape[2], size):
+            gated = self.gate[:, :, start : start + size, None] * self.value[:, :, None]
+            flat = gated.flatten(2, 3)
+            norms[:, :, start : start + size] = _projected_norm(flat, self.gram).unflatten(
+                2, (-1, keys)
+            )
+        return norms
+
+    def aligned(
+        self, direction: Float[Tensor, "batch head query d_head"]
+    ) -> Float[Tensor, "batch head query key"]:
+        """Inner product of a query's vector in d_head with each value that it sees."""
+        if self.gate is not None:
+            direction = direction * self.gate
+        return direction @ self.value.mT
 
     def queries(self, start: int, stop: int) -> "LayerAttention":
         """The same layer for the queries from start to stop alone, with the keys that they see.
@@ -124,6 +162,8 @@ class LayerAttention:
             residual=self.residual[:, :keys],
             mask=self.mask[:, :keys],
             query_start=start,
+            gate=None if self.gate is None else self.gate[:, :, start:stop],
+            stream_gain=None if self.stream_gain is None else self.stream_gain[:, start:stop],
             z_gradient=None if self.z_gradient is None else self.z_gradient[:, :, start:stop],
         )
         block.__dict__["gram"] = self.gram
@@ -148,6 +188,7 @@ def layer_attention(
     ids: Int[Tensor, "batch key"],
     mask: Bool[Tensor, "batch key"],
     causal: bool = True,
+    gate: Float[Tensor, "batch head query d_head"] | None = None,
 ) -> LayerAttention:
     """A whole layer from what the model used: `z` and `output` are rebuilt from the parts.
 
@@ -162,6 +203,7 @@ def layer_attention(
         residual: the layer's input.
         ids, mask: token ids, and True at real tokens.
         causal: whether queries see only earlier keys.
+        gate: factor of z, component by component.
 
     Raises:
         InputError: if the heads are not a multiple of the value groups.
@@ -182,6 +224,9 @@ def layer_attention(
         residual = residual.masked_fill(~mask[:, :, None], 0.0)
     value = value.repeat_interleave(heads // groups, dim=1)
     z = pattern @ value
+    if gate is not None:
+        gate = gate.to(dtype).masked_fill(~mask[:, None, :, None], 0.0)
+        z = z * gate
     output = einsum(z, W_O, "batch head query d, head d m -> batch query m")
     gram = einsum(W_O, W_O, "head d m, head e m -> head d e")
     layer = LayerAttention(
@@ -198,6 +243,7 @@ def layer_attention(
         output_floor=_floor(output.norm(dim=-1), mask),
         head_output_floor=_floor(_projected_norm(z, gram), mask[:, None].expand(z.shape[:-1])),
         causal=causal,
+        gate=gate,
     )
     layer.__dict__["gram"] = gram
     return layer

@@ -27,7 +27,7 @@ def attention(layer: LayerAttention) -> Edges:
 
 def value_weighted(layer: LayerAttention) -> Edges:
     """alpha ||v W_O||, in units of the residual stream. Not signed. Kobayashi et al. 2020."""
-    return layer.pattern * layer.projected_value_norm[:, :, None, :]
+    return layer.pattern * layer.edge_value_norm
 
 
 def value_weighted_output_normalized(layer: LayerAttention) -> Edges:
@@ -61,11 +61,14 @@ def output_distance(layer: LayerAttention) -> Edges:
     keys, d_model = layer.value.shape[2], layer.output.shape[-1]
     size = max(1, _ALTI_ELEMENTS // (keys * d_model * len(layer.output)))
     for head in range(layer.pattern.shape[1]):
-        projected = layer.value[:, head] @ layer.W_O[head]
+        projected = (layer.value[:, head] @ layer.W_O[head])[:, None]
         for start in range(0, layer.pattern.shape[2], size):
             rows = slice(start, start + size)
             alpha = layer.pattern[:, head, rows]
-            left = layer.output[:, rows, None] - alpha[..., None] * projected[:, None]
+            if layer.gate is not None:
+                gated = layer.gate[:, head, rows, None] * layer.value[:, head, None]
+                projected = gated @ layer.W_O[head]
+            left = layer.output[:, rows, None] - alpha[..., None] * projected
             gain = total[:, rows, None] - left.abs().sum(dim=-1)
             # an edge of weight 0 changes nothing; rounding must not say otherwise
             edges[:, head, rows] = gain.clamp_min(0.0).masked_fill(alpha == 0, 0.0)
@@ -74,13 +77,17 @@ def output_distance(layer: LayerAttention) -> Edges:
 
 
 def stream_contribution(layer: LayerAttention) -> Edges:
-    """|c-hat| ||o|| / ||x||: the contribution measured against the stream it is added to.
+    """|c-hat| ||y|| / ||x||: the contribution measured against the stream it is added to.
 
-    x is the layer's input. Not signed; comparable across layers, which |c-hat| is not (SPEC 3).
+    x is the layer's input, y what the attention adds to it: o, after any norm and multiplier
+    behind the output matrix, without bias. Not signed; comparable across layers, which |c-hat| is
+    not (SPEC 3).
     """
     rows = slice(layer.query_start, layer.query_start + layer.pattern.shape[2])
     stream = layer.residual[:, rows].norm(dim=-1)
     ratio = torch.where(stream > 0, layer.output_norm / stream, 0.0)
+    if layer.stream_gain is not None:
+        ratio = ratio * layer.stream_gain
     return contribution(layer) * ratio[:, None, :, None]
 
 
@@ -98,7 +105,7 @@ def gradient(layer: LayerAttention) -> Edges:
             f"layer {layer.index} holds no gradient; the gradient metric needs a backward pass. "
             "Read the model with capture(model, prompts, gradient=True)."
         )
-    return (layer.pattern * (layer.z_gradient @ layer.value.mT)).abs()
+    return (layer.pattern * layer.aligned(layer.z_gradient)).abs()
 
 
 def random(layer: LayerAttention, seed: int = 0) -> Edges:

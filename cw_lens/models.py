@@ -4,15 +4,11 @@ Raw weights, evaluation mode, eager attention; a model in memory is never moved 
 """
 
 import contextlib
-import io
-import json
 import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from cw_lens.identity import first_not_finite
 from cw_lens.model_paths import ModelLoadError, first_line, hub_silence, located
 from cw_lens.weights import EMBEDDED_MODEL, embedded_weights, file_sha256
+from cw_lens.wrapping import quiet, wrap_model
 
 DTYPES = {
     "float32": torch.float32,
@@ -63,55 +59,6 @@ def load_model(
         hf_model.to(device)
     model = wrap_model(hf_model, tokenizer)
     model.cfg.model_name = name
-    return model
-
-
-def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
-    """A TransformerLens model around a Hugging Face model in memory.
-
-    It shares the model's parameters (transformer-lens 4; 3.9's HookedTransformer copies them),
-    moves and casts nothing, and switches it to eager attention and evaluation mode in place.
-    Without a tokenizer it takes token ids only (`prompts_from_ids`).
-
-    Raises:
-        ModelLoadError: no Hugging Face model, parameters without values or with values that are
-            not finite, or an architecture without an adapter.
-    """
-    if not hasattr(hf_model, "set_attn_implementation"):
-        raise ModelLoadError(
-            f"wrap_model takes a Hugging Face model in memory, not a {type(hf_model).__name__}. "
-            "Use load_model for a name or a path; a TransformerLens model needs no wrapping."
-        )
-    empty = [name for name, parameter in hf_model.named_parameters() if parameter.is_meta]
-    if empty:
-        raise ModelLoadError(
-            f"parameter {empty[0]} is on the meta device and has no values. Load the model onto "
-            "cpu, or a device that torch sees."
-        )
-    bad = first_not_finite(hf_model)
-    if bad is not None:
-        raise ModelLoadError(
-            f"parameter {bad} holds values that are NaN or infinite. The weights are damaged, or "
-            "overflowed in their dtype; load them anew."
-        )
-    config = hf_model.config
-    if not config.architectures:
-        config.architectures = [type(hf_model).__name__]
-    hf_model.eval()
-    hf_model.set_attn_implementation("eager")
-    with _quiet():
-        try:
-            model = None if _is_four() else _hooked_transformer(hf_model)
-            model = model or _bridge(hf_model)
-        except (AttributeError, KeyError, NotImplementedError, ValueError) as error:
-            raise ModelLoadError(
-                f"TransformerLens {version('transformer-lens')} cannot wrap "
-                f"{config.architectures[0]}: {first_line(error)} Use an architecture that it "
-                "supports, or a later version of it."
-            ) from error
-    model.eval()
-    model.tokenizer = tokenizer
-    model.cfg.tokenizer_prepends_bos = tokenizer is not None and _prepends_bos(tokenizer)
     return model
 
 
@@ -169,7 +116,7 @@ def _save_unquantized(gguf: Path, folder: Path) -> None:
     read, tokenizer = _from_pretrained(EMBEDDED_MODEL, str(gguf.parent), gguf.name, torch.float32)
     config = read.config
     del config.quantization_config  # the weights are plain float32 now
-    with _quiet():
+    with quiet():
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         plain.load_state_dict(read.state_dict())
         plain.save_pretrained(folder)
@@ -184,15 +131,17 @@ def _from_pretrained(
     options: dict[str, Any] = {"local_files_only": stored or silence is not None}
     if gguf is not None:
         options["gguf_file"] = gguf
-    with _quiet():
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    with quiet():
+        from transformers import AutoTokenizer
 
         try:
-            hf_model = AutoModelForCausalLM.from_pretrained(
+            hf_model = _model_class(folder, gguf, options).from_pretrained(
                 folder, dtype=dtype, attn_implementation="eager", **options
             )
         except Exception as error:
             raise _load_error(name, stored, gguf, silence or first_line(error)) from error
+        if hf_model.main_input_name == "pixel_values":
+            return hf_model, None
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         except Exception as error:
@@ -201,6 +150,20 @@ def _from_pretrained(
                 "files beside the weights, or use wrap_model(hf_model, tokenizer)."
             ) from error
     return hf_model, tokenizer
+
+
+def _model_class(folder: str, gguf: str | None, options: dict[str, Any]) -> Any:
+    """The class for what a model predicts: the next token, a masked one, or an image's class."""
+    import transformers
+
+    if gguf is None:
+        config = transformers.AutoConfig.from_pretrained(folder, **options)
+        architecture = next(iter(config.architectures or ()), "")
+        if architecture.endswith("ForMaskedLM"):
+            return transformers.AutoModelForMaskedLM
+        if architecture.endswith("ForImageClassification"):
+            return transformers.AutoModelForImageClassification
+    return transformers.AutoModelForCausalLM
 
 
 def _load_error(name: str, stored: bool, gguf: str | None, reason: str) -> ModelLoadError:
@@ -219,78 +182,3 @@ def _load_error(name: str, stored: bool, gguf: str | None, reason: str) -> Model
         f'{reason} Use "{EMBEDDED_MODEL}" (the embedded default), the path of a local '
         "model folder or of a .gguf file, or connect to the hub."
     )
-
-
-def _is_four() -> bool:
-    return int(version("transformer-lens").split(".")[0]) >= 4
-
-
-def _bridge(hf_model: Any) -> Any:
-    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-
-    # boot_transformers would load a tokenizer by name and may move the model; this does neither
-    architecture = hf_model.config.architectures[0]
-    return build_bridge_from_module(hf_model, architecture, hf_config=hf_model.config)
-
-
-def _hooked_transformer(hf_model: Any) -> Any:
-    """transformer-lens 3.9's own model with these weights, or None where it cannot hold them.
-
-    Its converters drop what they do not know (the biases of a Llama's attention, say), so the
-    logits must be those of the model it was made from.
-    """
-    transformer_lens: Any = import_module("transformer_lens")  # 3.9's names, which 4 has not
-    loading = transformer_lens.loading_from_pretrained
-
-    parameter = next(hf_model.parameters())
-    ids = torch.arange(min(8, hf_model.config.vocab_size), device=parameter.device)[None]
-    with torch.no_grad():
-        expected = hf_model(ids, use_cache=False).logits
-    with tempfile.TemporaryDirectory() as folder:  # its converter reads a folder's config.json
-        config = hf_model.config.to_dict()
-        if "n_positions" in config:
-            config.setdefault("n_ctx", config["n_positions"])  # GPT-2's name for it until 5.x
-        (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
-        try:
-            cfg = loading.get_pretrained_model_config(
-                folder, hf_cfg=config, dtype=parameter.dtype, device=parameter.device
-            )
-            state = loading.get_pretrained_state_dict(folder, cfg, hf_model)
-        except (AttributeError, KeyError, NotImplementedError, ValueError):
-            return None
-    cfg.tokenizer_name = None  # else it loads one by name
-    model = transformer_lens.HookedTransformer(cfg, move_to_device=False)
-    model.load_state_dict(loading.fill_missing_keys(model, state), strict=False)
-    torch.nn.Module.to(model, parameter.device)  # its own .to() prints
-    with torch.no_grad():
-        found = model.eval()(ids, return_type="logits")
-    tolerance = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
-    miss = (found - expected).abs().max() / expected.abs().max()
-    return model if miss <= tolerance else None
-
-
-def _prepends_bos(tokenizer: Any) -> bool:
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [
-        tokenizer.bos_token_id
-    ]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars or notices of transformers and TransformerLens; as before afterwards."""
-    root_level = logging.getLogger().level
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        from transformers.utils import logging as hf_logging
-
-        level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-        try:
-            hf_logging.set_verbosity_error()
-            hf_logging.disable_progress_bar()
-            logging.getLogger().setLevel(logging.ERROR)
-            yield
-        finally:
-            hf_logging.set_verbosity(level)
-            logging.getLogger().setLevel(root_level)
-            if bars:
-                hf_logging.enable_progress_bar()

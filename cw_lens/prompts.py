@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from cw_lens import backend
@@ -23,18 +23,17 @@ class BOSWarning(CWLensWarning):
 
 
 @dataclass(frozen=True, eq=False)
-class Prompts:
-    """A batch of token ids, exactly as a model will see them.
+class Prompts(backend.Inputs):
+    """A batch of token ids, or of images, exactly as a model will see them.
 
     Attributes:
         ids: token ids; padding holds the pad id.
         mask: True at real tokens.
         tokens: per example, one readable string for each position, padding included.
         bos: per example, whether its first real token is the tokenizer's BOS.
+        pixels: images, where the model reads those; `ids` then only tell images apart.
     """
 
-    ids: Int[Tensor, "batch position"]
-    mask: Bool[Tensor, "batch position"]
     tokens: tuple[tuple[str, ...], ...]
     bos: tuple[bool, ...]
 
@@ -84,7 +83,7 @@ def tokenize(
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts:
         raise PromptError("no texts given; pass at least one.")
-    bos = tokenizer.bos_token_id
+    bos = first_token_id(tokenizer)
     rows = []
     for number, text in enumerate(texts):
         if not text:
@@ -129,7 +128,7 @@ def prompts_from_ids(
                 f"{vocabulary - 1}. Use the model's own tokenizer."
             )
     tokenizer = backend.tokenizer(model)
-    bos = None if tokenizer is None else tokenizer.bos_token_id
+    bos = None if tokenizer is None else first_token_id(tokenizer)
     width = max(len(row) for row in rows)
     pad = _pad_id(tokenizer)
     ids = torch.full((len(rows), width), pad, dtype=torch.long)
@@ -147,6 +146,14 @@ def prompts_from_ids(
     begins = tuple(bos is not None and row[0] == bos for row in rows)
     _warn_about_bos(rows, bos, tokenizer)
     return Prompts(ids=ids.to(device), mask=mask.to(device), tokens=tokens, bos=begins)
+
+
+def first_token_id(tokenizer: Any) -> int | None:
+    """The id that texts begin with: BOS, of an encoder CLS, or None where there is neither."""
+    for name in ("bos_token_id", "cls_token_id"):
+        if getattr(tokenizer, name, None) is not None:
+            return int(getattr(tokenizer, name))
+    return None
 
 
 def display_token(tokenizer: Any, token_id: int) -> str:

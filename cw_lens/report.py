@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 import cw_lens
+from cw_lens.certificates import Certificate
 from cw_lens.errors import CWLensError
 from cw_lens.prompts import Prompts
-from cw_lens.runs import Certificate
 from cw_lens.scores import TokenScores
 from cw_lens.studies.explain import Explanation
 from cw_lens.views import Page
@@ -114,6 +114,7 @@ def manifest(explanation: Explanation, configuration: dict[str, Any]) -> dict[st
         "shown_layers": [layer.index for layer in explanation.layers],
         "metrics": list(explanation.scores.metrics),
         "sink_detector": "cosine",
+        "space": explanation.certificates[0].space,
         "seed": 0,
         "certificates": [asdict(c) for c in explanation.certificates],
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},

@@ -6,56 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from cw_lens import backend
-from cw_lens.errors import CWLensError, CWLensWarning, InputError
-from cw_lens.geometry import low_outputs
-from cw_lens.layer import LayerAttention, layer_attention
+from cw_lens import backend, sites
+from cw_lens.certificates import SPACES, Certificate, certified_layer
+from cw_lens.errors import CWLensWarning, InputError
+from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
+from cw_lens.sites import AttentionSite
 
 Result = TypeVar("Result")
-
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
-"""Largest error of the two identities, by the dtype that the model computes in."""
-
-
-class IdentityError(CWLensError, RuntimeError):
-    """The parts read of a layer do not add up to what the layer computed."""
 
 
 class LowOutputWarning(CWLensWarning):
     """Some queries have outputs so small that shares of them mean little."""
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """How well a layer's parts add up to what the model computed.
-
-    An error is the largest length of a difference over real queries, each relative to the true
-    vector's length or, where that is larger, to the layer's median length.
-
-    Attributes:
-        layer: the layer's number.
-        value_error: of sum over keys of pattern * value, against the model's z.
-        output_error: of z W_O + b_O, z rebuilt, against the model's attention output.
-        tolerance: what both had to stay within.
-        low_outputs: number of real queries whose output is below the layer's floor.
-        dtype: the dtype that the model computed in.
-    """
-
-    layer: int
-    value_error: float
-    output_error: float
-    tolerance: float
-    low_outputs: int
-    dtype: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +30,7 @@ class Run(Generic[Result]):
     Attributes:
         prompts: what the model was given.
         layers: per layer read, in order, its `LayerAttention`, or what `reduce` made of it.
-        certificates: per layer read, in order.
+        certificates: per layer read, in order; each names its layer.
     """
 
     prompts: Prompts
@@ -80,19 +45,26 @@ def capture(
     layers: Sequence[int] | None = None,
     reduce: Callable[[LayerAttention], Any] | None = None,
     gradient: bool = False,
+    space: str = "residual",
+    allow_folded: bool = False,
 ) -> Run[Any]:
     """Attention layers of one forward pass, each certified: sum of alpha v W_O is its output.
 
     Args:
         model: any model of TransformerLens, or what `load_model` and `wrap_model` return.
         prompts: from `tokenize`.
-        layers: the layers to read, all by default; negative numbers count from the end.
+        layers: the layers to read, by default all that have attention; negative numbers count
+            from the end.
         reduce: applied to each layer inside the pass; the layer is dropped before the next one,
             so that memory is one layer's. Without it the layers themselves are kept.
         gradient: also take `z_gradient`, with a forward and a backward pass before this one.
+        space: where a norm follows the output matrix, "residual" measures contributions behind it,
+            where they act, and "attention" before it; the same on other architectures (SPEC 1).
+        allow_folded: read a model whose value biases have been folded into the output bias, which
+            changes every contribution.
 
     Raises:
-        InputError: a layer that the model does not have.
+        InputError: a layer that the model does not have, an unknown space, folded value biases.
         IdentityError: a layer's parts do not add up, or padding received attention.
         UnsupportedModelError: a layer whose attention cannot be read.
 
@@ -100,40 +72,53 @@ def capture(
         LowOutputWarning: where outputs lie below the floor (see `low_outputs`).
     """
     indices = layer_indices(model, layers)
-    sites = [backend.attention_site(model, index) for index in indices]
+    found = attention_sites(model, indices, space=space, allow_folded=allow_folded)
     gradients: dict[int, Tensor] = {}
     if gradient:
-        gradients = backend.z_gradients(model, prompts.ids, prompts.mask, sites)
+        gradients = backend.z_gradients(model, prompts, found)
     results: dict[int, Any] = {}
     certificates: dict[int, Certificate] = {}
 
-    def receive(site: backend.AttentionSite, parts: dict[str, Tensor]) -> None:
-        layer, certificate = certified_layer(site, parts, prompts)
+    def receive(site: AttentionSite, parts: dict[str, Tensor]) -> None:
+        layer, certificate = certified_layer(site, parts, prompts, space)
         if gradient:
-            layer = replace(layer, z_gradient=gradients.pop(site.index).to(layer.z.dtype))
+            z_gradient = site.by_head("z", gradients.pop(site.index), layer.z.shape[1])
+            layer = replace(layer, z_gradient=z_gradient.to(layer.z.dtype))
         results[site.index] = layer if reduce is None else reduce(layer)
         certificates[site.index] = certificate
 
-    backend.read(model, prompts.ids, prompts.mask, sites, receive)
+    backend.read(model, prompts, found, receive)
     return _run(prompts, indices, results, certificates)
 
 
-def from_cache(cache: Any, model: Any, prompts: Prompts) -> Run[LayerAttention]:
+def from_cache(
+    cache: Any,
+    model: Any,
+    prompts: Prompts,
+    *,
+    space: str = "residual",
+    allow_folded: bool = False,
+) -> Run[LayerAttention]:
     """Attention layers of a TransformerLens `ActivationCache`, certified as `capture` does.
 
     The cache must come from these prompts (with their padding mask) and hold `hook_pattern`,
-    `hook_v`, `hook_z` and `hook_resid_pre`; the attention's output is checked where it is held.
-    Layers without a `hook_pattern` in the cache are left out.
+    `hook_v`, `hook_z` and `hook_resid_pre`, and what else an architecture needs (its refusal
+    names it); the attention's output is checked where it is held. Layers without a `hook_pattern`
+    in the cache are left out.
+
+    Args:
+        space, allow_folded: as `capture`.
 
     Raises:
-        InputError: nothing usable in the cache, or shapes that are not the prompts'.
+        InputError: nothing usable in the cache, shapes that are not the prompts', an unknown
+            space, or folded value biases.
         IdentityError: a layer's parts do not add up.
     """
     held = getattr(cache, "cache_dict", cache)
     indices = [
         index
-        for index in range(backend.n_layers(model))
-        if backend.cache_names(model, index)["pattern"] in held
+        for index in sites.attention_layers(model)
+        if sites.cache_names(model, index)["pattern"] in held
     ]
     if not indices:
         raise InputError(
@@ -142,21 +127,22 @@ def from_cache(cache: Any, model: Any, prompts: Prompts) -> Run[LayerAttention]:
         )
     results: dict[int, Any] = {}
     certificates: dict[int, Certificate] = {}
-    for index in indices:
-        site = backend.attention_site(model, index)
-        parts = {}
-        for part, name in backend.cache_names(model, index).items():
+    for site in attention_sites(model, indices, space=space, allow_folded=allow_folded):
+        seen = {}
+        for part, name in sites.cache_names(model, site.index).items():
             if name in held:
-                parts[part] = site.shaped(part, held[name])
+                seen[part] = held[name]
             elif part != "output":
-                raise InputError(f"layer {index}: the cache holds no {name}; cache it too.")
-        shape = parts["pattern"].shape
+                raise InputError(f"layer {site.index}: the cache holds no {name}; cache it too.")
+        shape = seen["pattern"].shape
         if (shape[0], shape[-1]) != tuple(prompts.ids.shape):
             raise InputError(
-                f"layer {index}: the cached pattern has shape {tuple(shape)}, the prompts have "
-                f"{tuple(prompts.ids.shape)} (batch, position). Cache these prompts' ids."
+                f"layer {site.index}: the cached pattern has shape {tuple(shape)}, the prompts "
+                f"have {tuple(prompts.ids.shape)} (batch, position). Cache these prompts' ids."
             )
-        results[index], certificates[index] = certified_layer(site, parts, prompts)
+        results[site.index], certificates[site.index] = certified_layer(
+            site, site.arranged(seen), prompts, space
+        )
     return _run(prompts, indices, results, certificates)
 
 
@@ -164,21 +150,24 @@ def next_token_nll(model: Any, prompts: Prompts) -> Float[Tensor, "batch predict
     """Loss in nats of each real token from the second on; 0 at padding.
 
     Position j of the result is the loss of position j + 1 of the prompt.
+
+    Raises:
+        UnsupportedModelError: the model does not predict the next token.
     """
     with torch.no_grad():
-        logits = backend.forward(model, prompts.ids, prompts.mask)
-    return backend.next_token_nll(logits, prompts.ids, prompts.mask)
+        return backend.next_token_nll(model, prompts)
 
 
 def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
-    """The layers asked for as numbers from 0, in order, each once.
+    """The layers asked for as numbers from 0, in order, each once; all with attention by default.
 
     Raises:
         InputError: a layer that the model does not have; the message names those it has.
+        UnsupportedModelError: no layer has attention.
     """
     total = backend.n_layers(model)
     if layers is None:
-        return list(range(total))
+        return sites.attention_layers(model)
     wrong = [index for index in layers if not -total <= index < total]
     if wrong or not len(layers):
         what = f"layer {wrong[0]} does not exist" if wrong else "no layers asked for"
@@ -186,76 +175,20 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
     return sorted({index % total for index in layers})
 
 
-def certified_layer(
-    site: backend.AttentionSite, parts: dict[str, Tensor], prompts: Prompts
-) -> tuple[LayerAttention, Certificate]:
-    """A layer from the parts that a forward pass showed, and the proof that they add up.
+def attention_sites(
+    model: Any, indices: Sequence[int], *, space: str, allow_folded: bool
+) -> list[AttentionSite]:
+    """The attention of each of these layers, where it may be read in that space.
 
     Raises:
-        IdentityError: naming the layer, the size of the miss and its likely causes.
+        InputError: an unknown space, or folded value biases that are not allowed.
+        UnsupportedModelError: a layer whose attention cannot be read.
     """
-    pattern = parts["pattern"]
-    device = pattern.device
-    mask = prompts.mask.to(device)
-    layer = layer_attention(
-        site.index,
-        pattern,
-        parts["value"],
-        W_O=site.W_O.detach().to(device),
-        b_O=None if site.b_O is None else site.b_O.detach().to(device),
-        residual=parts["residual"],
-        ids=prompts.ids.to(device),
-        mask=mask,
-        causal=site.causal,
-    )
-    tolerance = TOLERANCE[pattern.dtype]
-    if not mask.all():
-        leaked = pattern.float().masked_fill(mask[:, None, None, :], 0.0).sum(dim=-1)
-        leaked = leaked.masked_fill(~mask[:, None, :], 0.0).max().item()
-        if not leaked <= tolerance:
-            raise IdentityError(
-                f"layer {site.index}: a real query gives {leaked:.2g} of its attention to padding. "
-                "The model ignores the padding mask; run its texts one by one."
-            )
-    value_error = _relative_miss(layer.z, parts["z"].to(layer.z.dtype), layer.mask[:, None])
-    if not value_error <= tolerance:
-        raise IdentityError(
-            f"layer {site.index}: sum of alpha v misses hook_z by {value_error:.2g} (relative; "
-            f"tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a gate, clamp or "
-            "norm on the values that hook_v does not show, grouped values in another order, "
-            "or a hook of yours that writes."
-        )
-    output_error = 0.0
-    if "output" in parts:
-        rebuilt = layer.output if layer.b_O is None else layer.output + layer.b_O
-        output_error = _relative_miss(rebuilt, parts["output"].to(rebuilt.dtype), layer.mask)
-    if not output_error <= tolerance:
-        raise IdentityError(
-            f"layer {site.index}: z W_O + b_O misses the attention's output by {output_error:.2g} "
-            f"(relative; tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a "
-            "norm or gate between z and the output matrix, an output that is scaled or already "
-            "holds the residual, processed weights, or a hook of yours that writes."
-        )
-    certificate = Certificate(
-        layer=site.index,
-        value_error=value_error,
-        output_error=output_error,
-        tolerance=tolerance,
-        low_outputs=int(low_outputs(layer).sum()),
-        dtype=str(pattern.dtype).removeprefix("torch."),
-    )
-    return layer, certificate
-
-
-def _relative_miss(
-    rebuilt: Float[Tensor, "*axes d"], true: Float[Tensor, "*axes d"], real: Bool[Tensor, "*some"]
-) -> float:
-    """Largest length of rebuilt - true over real vectors, as `Certificate` measures it."""
-    length = true.norm(dim=-1)
-    real = real.expand(length.shape)
-    median = length[real].median()
-    miss = (rebuilt - true).norm(dim=-1) / length.maximum(median).clamp_min(1e-30)
-    return miss.masked_fill(~real, 0.0).max().item()
+    if space not in SPACES:
+        raise InputError(f"unknown space {space!r}; there are {', '.join(SPACES)}.")
+    found = [sites.attention_site(model, index) for index in indices]
+    sites.require_unfolded(found, allow_folded=allow_folded)
+    return found
 
 
 def _run(

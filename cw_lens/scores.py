@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cw_lens.certificates import Certificate
 from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
 from cw_lens.prompts import Prompts
-from cw_lens.runs import Certificate, capture, layer_indices
+from cw_lens.runs import capture
 
 QUERY_BLOCK = 64
 """Queries scored at a time: keeps a block of edges in the processor's cache."""
@@ -49,6 +50,8 @@ def token_scores(
     metrics: Sequence[str] | Mapping[str, Metric] = PAPER_METRICS,
     *,
     layers: Sequence[int] | None = None,
+    space: str = "residual",
+    allow_folded: bool = False,
 ) -> TokenScores:
     """Token scores of every layer and head, from one forward pass, one layer in memory at a time.
 
@@ -59,10 +62,12 @@ def token_scores(
         model: any model of TransformerLens, or what `load_model` and `wrap_model` return.
         prompts: from `tokenize`.
         metrics: names out of `METRICS`, or a mapping of names to functions of your own.
-        layers: the layers to score, all by default.
+        layers: the layers to score, by default all that have attention.
+        space, allow_folded: as `capture`.
 
     Raises:
-        InputError: an unknown metric or layer, or a metric that returns NaN or a wrong shape.
+        InputError: an unknown metric, layer or space, folded value biases, or a metric that
+            returns NaN or a wrong shape.
         IdentityError, UnsupportedModelError: as `capture`.
     """
     functions = resolve_metrics(metrics)
@@ -72,8 +77,10 @@ def token_scores(
         layers=layers,
         reduce=lambda layer: layer_scores(layer, functions),
         gradient=needs_gradient(functions),
+        space=space,
+        allow_folded=allow_folded,
     )
-    return stacked_scores(run.layers, layer_indices(model, layers), run.certificates)
+    return stacked_scores(run.layers, run.certificates)
 
 
 def resolve_metrics(metrics: Sequence[str] | Mapping[str, Metric]) -> dict[str, Metric]:
@@ -130,12 +137,11 @@ def layer_scores(
 
 
 def stacked_scores(
-    per_layer: Sequence[Mapping[str, Tensor]],
-    layers: Sequence[int],
-    certificates: Sequence[Certificate],
+    per_layer: Sequence[Mapping[str, Tensor]], certificates: Sequence[Certificate]
 ) -> TokenScores:
     """The scores of several layers as one `TokenScores`."""
     values = {
         name: torch.stack([scores[name] for scores in per_layer], dim=1) for name in per_layer[0]
     }
-    return TokenScores(values=values, layers=tuple(layers), certificates=tuple(certificates))
+    layers = tuple(certificate.layer for certificate in certificates)
+    return TokenScores(values=values, layers=layers, certificates=tuple(certificates))

@@ -4,6 +4,7 @@ A detector is a function LayerAttention -> [batch, head, key]; it reads the whol
 queries. "First" is the first real position of each example, BOS or not.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import CWLensWarning, InputError
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import Prompts
@@ -22,9 +23,15 @@ SINK_COSINE = 0.95
 """A key is a sink if its vector's cosine to the first key's is above this (paper, appendix)."""
 SINK_ATTENTION = 0.3
 """A key is a sink if it receives more than this share of attention."""
+CROWDED_SINKS = 0.25
+"""Above this share of tokens marked in one layer, a detector is said to mark too much."""
 
 Heads = Bool[Tensor, "batch head key"]
 Detector = Callable[[LayerAttention], Tensor]
+
+
+class CrowdedSinksWarning(CWLensWarning):
+    """A sink detector marks so many tokens that the mark says little."""
 
 
 def cosine(layer: LayerAttention) -> Heads:
@@ -80,17 +87,77 @@ def find_sinks(
     detector: str = "cosine",
     *,
     layers: Sequence[int] | None = None,
+    space: str = "residual",
+    allow_folded: bool = False,
 ) -> Bool[Tensor, "batch layer head key"]:
     """Where the sinks are, in every layer and head, from one streamed forward pass.
 
+    Args:
+        model, prompts: as `capture`.
+        detector: a name out of `SINK_DETECTORS`.
+        layers: by default all that have attention.
+        space: only `value_cosine` depends on it.
+        allow_folded: as `capture`.
+
     Raises:
-        InputError: an unknown detector or layer.
+        InputError: an unknown detector, layer or space, or folded value biases.
         IdentityError, UnsupportedModelError: as `capture`.
+
+    Warns:
+        CrowdedSinksWarning: where a detector marks more than `CROWDED_SINKS` of the tokens.
     """
     if detector not in SINK_DETECTORS:
         raise InputError(f"unknown detector {detector!r}; there are {', '.join(SINK_DETECTORS)}.")
-    run = capture(model, prompts, layers=layers, reduce=SINK_DETECTORS[detector])
-    return torch.stack(run.layers, dim=1)
+    run = capture(
+        model,
+        prompts,
+        layers=layers,
+        reduce=SINK_DETECTORS[detector],
+        space=space,
+        allow_folded=allow_folded,
+    )
+    sinks = torch.stack(run.layers, dim=1)
+    warn_if_crowded(sinks, prompts.mask, [c.layer for c in run.certificates], detector)
+    return sinks
+
+
+def protected_share(
+    sinks: Bool[Tensor, "batch layer head key"], mask: Bool[Tensor, "batch key"]
+) -> Float[Tensor, " layer"]:
+    """Share of the real (head, key) pairs of each layer that are marked as sinks."""
+    pairs = mask.sum() * sinks.shape[2]
+    return sinks.sum(dim=(0, 2, 3)).float() / pairs.to(sinks.device)
+
+
+def warn_if_crowded(
+    sinks: Bool[Tensor, "batch layer head key"],
+    mask: Bool[Tensor, "batch key"],
+    layers: Sequence[int],
+    detector: str,
+) -> None:
+    """Warns where so many tokens are marked that protecting them says little (SPEC 5).
+
+    One marked token of a short text is no crowd: more than one a head and text must be.
+
+    Warns:
+        CrowdedSinksWarning: with the share of each such layer.
+    """
+    share = protected_share(sinks, mask)
+    several = sinks.sum(dim=-1).amax(dim=(0, 2)) > 1
+    crowded = [
+        f"{layer} ({percentage:.0%})"
+        for layer, percentage, more in zip(layers, share.tolist(), several.tolist(), strict=True)
+        if percentage > CROWDED_SINKS and more
+    ]
+    if crowded:
+        other = "centred_cosine" if detector != "centred_cosine" else "first"
+        warnings.warn(
+            f"the {detector} detector marks more than {CROWDED_SINKS:.0%} of the tokens as sinks "
+            f"in layers {', '.join(crowded)}. Where many are marked the rule says little; try "
+            f"the {other} detector.",
+            CrowdedSinksWarning,
+            stacklevel=3,
+        )
 
 
 def _cosine_to_first(

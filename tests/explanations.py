@@ -2,9 +2,9 @@
 
 import torch
 
+from cw_lens.certificates import Certificate
 from cw_lens.layer import LayerAttention, layer_attention
 from cw_lens.prompts import Prompts
-from cw_lens.runs import Certificate
 from cw_lens.scores import layer_scores, resolve_metrics, stacked_scores
 from cw_lens.sinks import cosine
 from cw_lens.studies.explain import SHOWN_METRICS, Explanation
@@ -32,15 +32,13 @@ def made_up_explanation(
     made = [_layer(index, len(tokens), heads, causal, generator) for index in range(layers)]
     functions = resolve_metrics(SHOWN_METRICS)
     certificates = tuple(
-        Certificate(index, 1e-7 * (index + 1), 2e-7, 1e-4, int(index == 1), "float32")
+        Certificate(index, 1e-7 * (index + 1), 2e-7, 1e-4, int(index == 1), "float32", "residual")
         for index in range(layers)
     )
     ids = torch.arange(100, 100 + len(tokens))[None]
     return Explanation(
-        prompts=Prompts(ids, torch.ones_like(ids, dtype=torch.bool), (tokens,), (True,)),
-        scores=stacked_scores(
-            [layer_scores(layer, functions) for layer in made], range(layers), certificates
-        ),
+        prompts=Prompts(ids=ids, mask=ids > 0, tokens=(tokens,), bos=(True,)),
+        scores=stacked_scores([layer_scores(layer, functions) for layer in made], certificates),
         heads=head_profile([layer_head_statistics(layer) for layer in made], range(layers)),
         sinks=torch.stack([cosine(layer)[0, 0] for layer in made]),
         layers=tuple(made[index] for index in chosen),

@@ -7,9 +7,15 @@ from cw_lens.layer import LayerAttention
 
 
 def written(layer: LayerAttention) -> Tensor:
-    """alpha_ij v_j W_O of every edge, [batch, head, query, key, d_model]: the huge tensor."""
-    projected = torch.einsum("bhkd,hdm->bhkm", layer.value.double(), layer.W_O.double())
-    return layer.pattern.double()[..., None] * projected[:, :, None]
+    """alpha_ij v_j W_O of every edge, [batch, head, query, key, d_model]: the huge tensor.
+
+    Where a query has a gate, its value is gate_i * v_j.
+    """
+    value = layer.value.double()[:, :, None]
+    if layer.gate is not None:
+        value = value * layer.gate.double()[:, :, :, None]
+    projected = torch.einsum("bhqkd,hdm->bhqkm", value, layer.W_O.double())
+    return layer.pattern.double()[..., None] * projected
 
 
 def inter_head(layer: LayerAttention) -> Tensor:

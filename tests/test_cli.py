@@ -224,26 +224,26 @@ def test_bad_models_are_one_clear_message(run, tmp_path):
     refused(tmp_path / "bare", "has no tokenizer that loads")
 
 
-def test_a_model_whose_identity_fails_is_refused(run, tmp_path):
-    """OLMo clamps its values after hook_v: sum of alpha v is not what the model computed."""
-    from transformers import OlmoConfig, OlmoForCausalLM
+def test_a_model_without_contributions_is_refused(run, tmp_path):
+    """BitNet has a norm between sum of alpha v and the output matrix."""
+    from transformers import BitNetConfig, BitNetForCausalLM
 
-    config = OlmoConfig(
+    config = BitNetConfig(
         vocab_size=258,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
-        clip_qkv=0.01,
+        num_key_value_heads=2,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
     )
-    save(OlmoForCausalLM(config), tmp_path / "olmo")
-    code, said = run("explain", tmp_path / "olmo", "--text", "ab", "--out", tmp_path / "run")
+    save(BitNetForCausalLM(config), tmp_path / "bitnet")
+    code, said = run("explain", tmp_path / "bitnet", "--text", "ab", "--out", tmp_path / "run")
     assert code == 1
-    assert "layer 0: sum of alpha v misses hook_z by" in said
-    assert "clamp" in said
+    assert "layer 0: a norm (attn_sub_norm) stands between sum of alpha v and the output" in said
+    assert "Use a model without such a norm" in said
 
 
 def test_warnings_are_printed_as_one_line(run, tmp_path):

@@ -6,10 +6,12 @@ from torch import nn
 
 import cw_lens
 from cw_lens import backend
+from cw_lens.certificates import IdentityError
 from cw_lens.errors import InputError
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import Prompts, prompts_from_ids
-from cw_lens.runs import IdentityError, LowOutputWarning
+from cw_lens.runs import LowOutputWarning
+from cw_lens.sites import attention_site
 from tests.test_geometry import assert_close
 from tests.tiny import tiny_gpt2, tiny_llama
 
@@ -97,11 +99,11 @@ def test_reduce_sees_one_layer_at_a_time(llama):
 
 def test_the_forward_pass_is_left_as_it_was(llama):
     prompts = prompts_from_ids(llama, ROWS)
-    before = backend.forward(llama, prompts.ids, prompts.mask)
+    before = backend.forward(llama, prompts)
     asked = [p.requires_grad for p in llama.parameters()]
     cw_lens.capture(llama, prompts, layers=[0])
     cw_lens.token_scores(llama, prompts, ["gradient"])
-    assert torch.equal(backend.forward(llama, prompts.ids, prompts.mask), before)
+    assert torch.equal(backend.forward(llama, prompts), before)
     assert [p.requires_grad for p in llama.parameters()] == asked
     assert all(p.grad is None for p in llama.parameters())
 
@@ -133,7 +135,7 @@ def test_z_gradients_are_those_of_finite_differences(index):
     model = cw_lens.wrap_model(tiny_llama(heads=4, groups=2, bias=True).double())
     prompts = prompts_from_ids(model, [ROWS[0]])
     layer = cw_lens.capture(model, prompts, gradient=True).layers[index]
-    site = backend.attention_site(model, index)
+    site = attention_site(model, index)
     step = 1e-2  # transformers takes its softmax and norms in float32
 
     def loss(shift: float) -> float:
@@ -143,12 +145,11 @@ def test_z_gradients_are_those_of_finite_differences(index):
             return z.reshape(shape)
 
         with torch.no_grad(), backend.hooked([(site.points["z"], shifted)]):
-            logits = backend.forward(model, prompts.ids, prompts.mask)
-        return backend.next_token_nll(logits, prompts.ids, prompts.mask).sum().item()
+            return backend.next_token_nll(model, prompts).sum().item()
 
     captured = []
     with torch.no_grad(), backend.hooked([(site.points["z"], captured.append)]):
-        backend.forward(model, prompts.ids, prompts.mask)
+        backend.forward(model, prompts)
     shape = captured[0].shape
     slope = (loss(step) - loss(-step)) / (2 * step)
     assert layer.z_gradient[0, 2, 0, 5].item() == pytest.approx(slope, rel=2e-2)
@@ -159,7 +160,7 @@ def test_next_token_nll_is_the_models_loss(llama):
     nll = cw_lens.next_token_nll(llama, prompts)
     for number, row in enumerate(ROWS):
         ids = torch.tensor([row])
-        logits = backend.forward(llama, ids, torch.ones_like(ids, dtype=torch.bool))
+        logits = backend.forward(llama, prompts_from_ids(llama, ids.tolist()))
         expected = nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum")
         assert nll[number].sum().item() == pytest.approx(expected.item(), rel=1e-5)
         assert (nll[number, len(row) - 1 :] == 0).all()
@@ -199,7 +200,7 @@ def test_from_cache_names_what_is_missing_or_foreign(llama):
 )
 def test_parts_that_do_not_add_up_are_refused(llama, part, message):
     prompts = prompts_from_ids(llama, ROWS)
-    site = backend.attention_site(llama, 1)
+    site = attention_site(llama, 1)
     with pytest.raises(IdentityError, match=message):
         with backend.hooked([(site.points[part], lambda x: x + 0.2 * x.abs().mean())]):
             if part == "output":  # the hook must come before the reader's own
@@ -227,14 +228,14 @@ def test_a_model_that_attends_to_padding_is_refused(llama):
 
 def test_nan_weights_fail_the_identity(llama):
     with torch.no_grad():
-        backend.attention_site(llama, 0).W_O[0, 0, 0] = torch.nan
+        attention_site(llama, 0).weight[0, 0] = torch.nan
     with pytest.raises(IdentityError, match="layer 0: z W_O .* by nan .*NaN or infinite weights"):
         cw_lens.capture(llama, prompts_from_ids(llama, ROWS))
 
 
 def test_low_outputs_are_warned_about(llama):
     # the sink's value is all that the first query writes: without it that query writes nothing
-    site = backend.attention_site(llama, 0)
+    site = attention_site(llama, 0)
 
     def silent_first(value: torch.Tensor) -> torch.Tensor:
         value = value.clone()

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens import backend
+from cw_lens.certificates import Certificate
 from cw_lens.errors import InputError
 from cw_lens.identity import model_identity
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
-from cw_lens.runs import Certificate, capture, layer_indices, next_token_nll
+from cw_lens.runs import capture, layer_indices, next_token_nll
 from cw_lens.scores import (
     TokenScores,
     layer_scores,
@@ -21,7 +22,7 @@ from cw_lens.scores import (
     resolve_metrics,
     stacked_scores,
 )
-from cw_lens.sinks import cosine
+from cw_lens.sinks import cosine, warn_if_crowded
 from cw_lens.studies.heads import HeadProfile, head_profile, layer_head_statistics
 
 SHOWN_METRICS = (
@@ -46,8 +47,8 @@ class Explanation:
         heads: what each head of every layer gives.
         sinks: the positions that the `cosine` detector marks, layer by layer.
         layers: the layers chosen to be shown whole.
-        certificates: one for each layer of the model.
-        nll: loss in nats of each token from the second on.
+        certificates: one for each layer of the model that has attention.
+        nll: loss in nats of each token from the second on; empty where the model predicts none.
         model: the model's identity.
     """
 
@@ -68,6 +69,8 @@ def explain(
     layers: Sequence[int] | None = None,
     metrics: Sequence[str] = SHOWN_METRICS,
     progress: Callable[[int], None] | None = None,
+    space: str = "residual",
+    allow_folded: bool = False,
 ) -> Explanation:
     """Everything that the page of `cw-lens explain` shows, from one streamed pass and the loss.
 
@@ -78,15 +81,20 @@ def explain(
             attention is furthest from its contribution.
         metrics: what to score tokens by; those of `SHOWN_METRICS` are always scored.
         progress: called with the number of layers done after each.
+        space, allow_folded: as `capture`.
 
     Raises:
-        InputError: more than one text, or an unknown layer or metric.
+        InputError: more than one text, an unknown layer, metric or space, folded value biases.
         IdentityError, UnsupportedModelError: as `capture`.
+
+    Warns:
+        CrowdedSinksWarning: where the `cosine` detector marks most tokens.
     """
     if len(prompts) != 1:
         raise InputError(f"explain takes one text; the prompts hold {len(prompts)}.")
     functions = resolve_metrics(tuple(dict.fromkeys((*SHOWN_METRICS, *metrics))))
-    indices = list(range(backend.n_layers(model)))
+    indices = layer_indices(model, None)
+    where: dict[str, Any] = {"space": space, "allow_folded": allow_folded}
     chosen = None if layers is None else layer_indices(model, layers)
     kept: dict[int, LayerAttention] = {}
     done = 0
@@ -105,20 +113,25 @@ def explain(
             progress(done)
         return summary
 
-    run = capture(model, prompts, reduce=reduce, gradient=needs_gradient(functions))
-    scores, statistics, sinks = zip(*run.layers, strict=True)
+    run = capture(model, prompts, reduce=reduce, gradient=needs_gradient(functions), **where)
+    scores, statistics, rows = zip(*run.layers, strict=True)
+    sinks = torch.stack(rows)
+    warn_if_crowded(sinks[None, :, None], prompts.mask, indices, "cosine")
     heads = head_profile(statistics, indices)
     if chosen is None:
         chosen = _most_misleading(heads)
-        kept = {x.index: x for x in capture(model, prompts, layers=chosen).layers}
+        kept = {x.index: x for x in capture(model, prompts, layers=chosen, **where).layers}
+    nll = torch.empty(0)
+    if backend.predicts_next_token(model):
+        nll = next_token_nll(model, prompts)[0]
     return Explanation(
         prompts=prompts,
-        scores=stacked_scores(scores, indices, run.certificates),
+        scores=stacked_scores(scores, run.certificates),
         heads=heads,
-        sinks=torch.stack(sinks),
+        sinks=sinks,
         layers=tuple(kept[index] for index in chosen),
         certificates=run.certificates,
-        nll=next_token_nll(model, prompts)[0],
+        nll=nll,
         model=model_identity(model),
     )
 

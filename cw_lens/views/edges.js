@@ -13,15 +13,21 @@ function edgeAt(layer, head, query, key) {
   return (head * n * (n + 1)) / 2 + (query * (query + 1)) / 2 + key;
 }
 
+// A value's length as a query sees it: the same for every query, unless the layer has a gate.
+function valueNorm(layer, at, head, key, query) {
+  if (layer.relative_norm) return layer.relative_norm[at] * layer.output_norm[query];
+  return layer.value_norm[head * HELD.length + key];
+}
+
 // Each quantity of an edge, given its place in the matrices.
 const EDGE = {
   attention: (layer, at) => layer.attention[at],
-  value_weighted: (layer, at, head, key) => layer.attention[at] * layer.value_norm[head * HELD.length + key],
+  value_weighted: (layer, at, head, key, query) => layer.attention[at] * valueNorm(layer, at, head, key, query),
   contribution: (layer, at) => Math.abs(layer.signed_contribution[at]),
   intra_head_contribution: (layer, at) => layer.intra_head_contribution[at],
   signed_contribution: (layer, at) => layer.signed_contribution[at],
   cosine: (layer, at) => layer.cosine[at],
-  relative_norm: (layer, at, head, key, query) => layer.value_norm[head * HELD.length + key] / layer.output_norm[query],
+  relative_norm: (layer, at, head, key, query) => valueNorm(layer, at, head, key, query) / layer.output_norm[query],
 };
 const SIGNED = new Set(["intra_head_contribution", "signed_contribution", "cosine"]);
 

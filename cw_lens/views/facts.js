@@ -27,14 +27,14 @@ function writeOmissions() {
 
 function writeCertificates() {
   const table = document.getElementById("certificates");
-  const names = ["Layer", "Value error", "Output error", "Tolerance", "Low outputs", "Dtype"];
+  const names = ["Layer", "Value error", "Output error", "Tolerance", "Low outputs", "Dtype", "Space"];
   const head = element("tr");
   for (const text of names) head.append(element("th", { text }));
   table.append(element("thead", {}, head));
   const body = element("tbody");
-  for (const [layer, value, output, tolerance, low, dtype] of DATA.certificates) {
+  for (const [layer, value, output, tolerance, low, dtype, space] of DATA.certificates) {
     const row = element("tr");
-    for (const text of [layer, number(value), number(output), number(tolerance), low, dtype]) {
+    for (const text of [layer, number(value), number(output), number(tolerance), low, dtype, space]) {
       row.append(element("td", { text }));
     }
     body.append(row);

@@ -21,7 +21,8 @@ STEPS = 32_767
 """Packed numbers are whole multiples of (largest magnitude / STEPS)."""
 
 MATRICES = ("attention", "signed_contribution", "intra_head_contribution", "cosine")
-"""The edge matrices that a page holds for each layer."""
+"""The edge matrices that a page holds for each layer; one whose values pass a gate that differs
+from query to query has its relative norm too."""
 
 
 def explain_payload(
@@ -60,6 +61,7 @@ def explain_payload(
                 *_digits(torch.tensor([c.value_error, c.output_error, c.tolerance])),
                 c.low_outputs,
                 c.dtype,
+                c.space,
             ]
             for c in explanation.certificates
         ],
@@ -85,7 +87,9 @@ def layer_payload(
         "value_norm": floats(layer.projected_value_norm[0].cpu()[keep_heads][:, keep_tokens]),
         "output_norm": floats(layer.output_norm[0].cpu()[keep_tokens]),
     }
-    for name in MATRICES:
+    if layer.gate is not None:
+        matrices["relative_norm"] = factors.relative_norm
+    for name in matrices:
         edges = matrices[name][0].cpu()[keep_heads][:, keep_tokens][:, :, keep_tokens]
         payload[name] = packed(_triangle(edges) if layer.causal else edges)
     return payload

@@ -2,11 +2,9 @@
 
 import math
 
-from cw_lens.runs import Certificate
+from cw_lens.certificates import Certificate
+from cw_lens.sinks import CROWDED_SINKS
 from cw_lens.studies.explain import Explanation
-
-CROWDED_SINKS = 0.25
-"""Above this share of tokens marked in one layer, the sink detector is said to mark too much."""
 
 
 def verdict(explanation: Explanation) -> dict[str, str]:
@@ -104,6 +102,8 @@ def _text(explanation: Explanation) -> str:
 def _loss(explanation: Explanation) -> str:
     count = explanation.nll.numel()
     if not count:
+        if explanation.prompts.ids.shape[1] > 1:
+            return "the model does not predict next tokens"
         return "nothing is predicted in a text of one token"
     mean = explanation.nll.double().mean().item()
     # a mean loss beyond 700 nats overflows the exponential

@@ -1,0 +1,324 @@
+"""Where each quantity of a layer's attention is in a loaded model, architecture by architecture.
+
+Told from what the model has rather than from its name. A TransformerBridge (4.x, 3.9) and a
+HookedTransformer (3.9) are told apart in the same way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cw_lens.errors import CWLensError, InputError
+
+GATES = ("hook_q_gate", "hook_gate")
+"""Hook points at which TransformerLens shows a gate on sum(alpha v), before its sigmoid."""
+
+LN1_AFTER_ATTENTION = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+"""Architectures whose HookedTransformer applies its ln1 to what the attention returns."""
+
+INNER_NORMS = ("attn_sub_norm", "sub_norm", "inner_attn_ln")
+"""Names that architectures give a norm between sum(alpha v) and the output matrix."""
+
+
+class UnsupportedModelError(CWLensError, RuntimeError):
+    """The model's attention is not of the form sum(alpha v) W_O, or cannot be read."""
+
+
+@dataclass(frozen=True)
+class OutputNorm:
+    """What a norm after the output matrix does besides dividing each vector by a scalar.
+
+    Attributes:
+        gain: factor of each component, up to one common factor.
+        centred: whether the mean over components is taken away first (LayerNorm).
+        bias: what the norm adds, or None.
+    """
+
+    gain: Float[Tensor, " d_model"]
+    centred: bool
+    bias: Float[Tensor, " d_model"] | None
+
+    def applied(self, vectors: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        """Centring and gain alone: linear, without the scalar and without the bias."""
+        if self.centred:
+            vectors = vectors - vectors.mean(dim=-1, keepdim=True)
+        return vectors * self.gain.to(vectors)
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """Where one layer's attention is in a loaded model.
+
+    Attributes:
+        index: the layer's number.
+        points: the module whose output each part is: residual (the layer's input), value,
+            pattern, z, output (of the output matrix), and where the model has them gate
+            (on sum(alpha v), before its sigmoid) and normed (the output after its norm).
+        attention: the attention module, which runs all of these but residual and normed.
+        weight: output matrix, heads one after the other, in the model's dtype, on its device.
+        b_O: output bias, or None.
+        norm: of the output, or None.
+        multiplier: what the output is multiplied by before it joins the residual stream.
+        clamp: values are cut to [-clamp, clamp] before they are used, where not None.
+        heads_first: whether the value's hook point holds heads before positions.
+        folded: whether the value biases have been folded into b_O.
+    """
+
+    index: int
+    points: Mapping[str, nn.Module]
+    attention: nn.Module
+    weight: Float[Tensor, "features d_model"]
+    b_O: Float[Tensor, " d_model"] | None
+    norm: OutputNorm | None = None
+    multiplier: float = 1.0
+    clamp: float | None = None
+    heads_first: bool = False
+    folded: bool = False
+
+    def W_O(self, heads: int) -> Float[Tensor, "head d_head d_model"]:  # noqa: N802
+        """The output matrix, split by head."""
+        return rearrange(self.weight.detach(), "(head d) model -> head d model", head=heads)
+
+    def arranged(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the hook points saw, as the model used it: heads before positions, gate open.
+
+        Values are clamped and the gate has its sigmoid. Grouped values keep their groups.
+        """
+        heads = seen["pattern"].shape[1]
+        parts = dict(seen)
+        for part in ("value", "z", "gate"):
+            if part in seen:
+                parts[part] = self.by_head(part, seen[part], heads)
+        if self.clamp is not None:
+            parts["value"] = parts["value"].clamp(-self.clamp, self.clamp)
+        if "gate" in parts:
+            parts["gate"] = parts["gate"].sigmoid()
+        return parts
+
+    def by_head(
+        self, part: str, tensor: Tensor, heads: int
+    ) -> Float[Tensor, "batch head position d_head"]:
+        """A hook point's tensor with its heads apart and before the positions."""
+        if part == "value" and self.heads_first:
+            return tensor
+        return rearrange(
+            tensor.flatten(2),
+            "batch position (head d) -> batch head position d",
+            d=len(self.weight) // heads,
+        )
+
+
+def is_bridge(model: Any) -> bool:
+    """Whether the model is a TransformerBridge over a Hugging Face model."""
+    return hasattr(model, "original_model")
+
+
+def attention_layers(model: Any) -> list[int]:
+    """The numbers of the layers that have attention; hybrids have others too.
+
+    Raises:
+        UnsupportedModelError: none has, or the model is an encoder with a decoder.
+    """
+    blocks = _blocks(model)
+    layers = [i for i, block in enumerate(blocks) if getattr(block, "attn", None) is not None]
+    if not layers:
+        raise UnsupportedModelError(
+            f"no layer has attention: all {len(blocks)} are {type(blocks[0]).__name__}, so there "
+            "are no attention weights to set contributions beside. Use a model with attention."
+        )
+    return layers
+
+
+def attention_site(model: Any, layer: int) -> AttentionSite:
+    """Where `layer`'s attention is.
+
+    Raises:
+        UnsupportedModelError: there is none, or it is not of the form sum(alpha v) W_O.
+    """
+    block = _blocks(model)[layer]
+    attention = getattr(block, "attn", None)
+    if attention is None:
+        raise UnsupportedModelError(
+            f"layer {layer} has no attention ({type(block).__name__}); those that have are "
+            f"{', '.join(map(str, attention_layers(model)))}. Leave it out with layers=."
+        )
+    inner = getattr(attention, "original_component", attention)
+    for name in INNER_NORMS:
+        if getattr(inner, name, None) is not None:
+            raise UnsupportedModelError(
+                f"layer {layer}: a norm ({name}) stands between sum of alpha v and the output "
+                "matrix. It divides by the length of the sum, so no part of the output is any one "
+                "token's and contributions do not exist. Use a model without such a norm."
+            )
+    hooks = model.hook_dict
+    names = {part: name for part, name in cache_names(model, layer).items() if part != "output"}
+    missing = [name for name in names.values() if name not in hooks]
+    if missing:
+        raise UnsupportedModelError(
+            f"layer {layer} has no {', '.join(missing)}: TransformerLens does not show this "
+            "attention's parts. Load the model with load_model or wrap_model, which force eager "
+            "attention."
+        )
+    points: dict[str, nn.Module] = {part: hooks[name] for part, name in names.items()}
+    norm_name = _norm_name(block)
+    norm_module = None if norm_name is None else getattr(block, norm_name)
+    projection = getattr(attention, "o", None)
+    if projection is None:  # HookedTransformer: the attention module returns the layer's output
+        points["output"] = attention
+        weight, b_O = attention.W_O.flatten(0, 1), attention.b_O
+    else:
+        points["output"] = projection.hook_out
+        linear = projection.original_component
+        # GPT-2's Conv1D keeps [in, out], every other linear layer [out, in]
+        weight = linear.weight if type(linear).__name__ == "Conv1D" else linear.weight.T
+        b_O = linear.bias
+    if not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"layer {layer}: the output matrix is stored as {weight.dtype}, quantised, and cannot "
+            "be read. Load the model unquantised, with dtype=float32 or bfloat16."
+        )
+    outer = getattr(block, "original_component", block)
+    return AttentionSite(
+        index=layer,
+        points=points,
+        attention=attention,
+        weight=weight,
+        b_O=b_O,
+        norm=None if norm_module is None else _output_norm(norm_module, weight),
+        multiplier=float(getattr(outer, "residual_multiplier", 1.0)),
+        clamp=_clamp(inner),
+        heads_first=hasattr(attention, "kv_b_proj"),
+        folded=_folds_value_bias(model, attention, b_O),
+    )
+
+
+def cache_names(model: Any, layer: int) -> dict[str, str]:
+    """The name that an ActivationCache gives each part that the layer has."""
+    prefix = f"blocks.{layer}"
+    block, bridge = _blocks(model)[layer], is_bridge(model)
+    value = "v_norm.hook_out" if hasattr(block.attn, "v_norm") else "hook_v"
+    names = {
+        "residual": f"{prefix}.hook_resid_pre",
+        "value": f"{prefix}.attn.{value}",
+        "pattern": f"{prefix}.attn.hook_pattern",
+        "z": f"{prefix}.attn.hook_z",
+        "output": f"{prefix}.attn.o.hook_out" if bridge else f"{prefix}.hook_attn_out",
+    }
+    for gate in GATES:
+        if f"{prefix}.attn.{gate}" in model.hook_dict:
+            names["gate"] = f"{prefix}.attn.{gate}"
+    norm = _norm_name(block)
+    if norm is not None:
+        names["normed"] = f"{prefix}.{norm}.hook_out" if bridge else names.pop("output")
+    return names
+
+
+def weight_state(model: Any) -> tuple[str, ...]:
+    """What TransformerLens has done to the weights; ("raw",) where nothing."""
+    state = []
+    normalization = str(getattr(model.cfg, "normalization_type", ""))
+    if getattr(model, "compatibility_mode", False) or getattr(model, "_weights_processed", False):
+        state.append("compatibility mode")
+    elif normalization.endswith("Pre"):
+        state.append("layer norm folded")
+    sites = [attention_site(model, layer) for layer in attention_layers(model)]
+    if any(site.folded for site in sites):
+        state.append("value biases folded")
+    if all(_centred(site.weight) for site in sites):
+        state.append("writing weights centred")
+    return tuple(state) or ("raw",)
+
+
+def _blocks(model: Any) -> Any:
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise UnsupportedModelError(
+            "the model is an encoder with a decoder, whose cross-attention reads another sequence "
+            "than the one it writes to; cw_lens reads decoders and encoders that stand alone. Use "
+            "a decoder-only or encoder-only model."
+        )
+    return blocks
+
+
+def _norm_name(block: Any) -> str | None:
+    """The block's norm after the output matrix: what TransformerLens says the attention adds."""
+    alias = getattr(block, "hook_aliases", {}).get("hook_attn_out", "")
+    if alias.endswith(".hook_out") and not alias.startswith("attn."):
+        return alias.removesuffix(".hook_out")
+    if getattr(getattr(block, "cfg", None), "original_architecture", None) in LN1_AFTER_ATTENTION:
+        return "ln1"
+    return "ln1_post" if getattr(block, "ln1_post", None) is not None else None
+
+
+def _output_norm(norm: Any, weight: Tensor) -> OutputNorm:
+    """The linear part of a norm, found by running it on two vectors.
+
+    A vector of alternating signs has mean 0 and length 1 by either rule, so that what comes out
+    is the gain; a constant vector comes out as nothing where the mean is taken away.
+    """
+    function = getattr(norm, "original_component", norm)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    if isinstance(function, nn.LayerNorm):  # it takes no other dtype than its own
+        dtype = weight.dtype
+    with torch.no_grad():
+        zero = torch.zeros(1, 1, weight.shape[1], dtype=dtype, device=weight.device)
+        signs = torch.ones_like(zero)
+        signs[..., 1::2] = -1
+        constant, bias = function(torch.ones_like(zero)), function(zero)
+        centred = bool((constant - bias).abs().max() < 1e-2 * (function(signs) - bias).abs().max())
+        if centred:
+            signs = signs - signs.mean()
+        gain = ((function(signs) - bias) / signs)[0, 0]
+    return OutputNorm(gain, centred, bias[0, 0] if bias.any() else None)
+
+
+def _clamp(attention: Any) -> float | None:
+    """The bound that OLMo, OLMoE and MPT may set to queries, keys and values."""
+    config = getattr(attention, "config", None) or getattr(attention, "cfg", None)
+    bound = getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None)
+    return float(bound) if bound else None
+
+
+def _folds_value_bias(model: Any, attention: Any, b_O: Tensor | None) -> bool:
+    """Whether there is a value bias that is 0 throughout beside an output bias that is not.
+
+    A HookedTransformer has value biases of 0 too where the architecture has none; of these only
+    GPT-Neo has an output bias.
+    """
+    if b_O is None or not b_O.any():
+        return False
+    if not is_bridge(model):
+        original = getattr(model.cfg, "original_architecture", None)
+        return original != "GPTNeoForCausalLM" and not attention.b_V.any()
+    value = getattr(getattr(attention, "v", None), "original_component", None)
+    bias = getattr(value, "bias", None)
+    processed = getattr(model, "_weights_processed", False)
+    return bool(processed and bias is not None and not bias.any())
+
+
+def _centred(weight: Float[Tensor, "features d_model"]) -> bool:
+    """Whether every row has mean 0, as no trained matrix has."""
+    rows = weight.detach().float()
+    return bool((rows.mean(dim=1).abs() <= 1e-3 * rows.abs().mean(dim=1)).all())
+
+
+def require_unfolded(sites: "list[AttentionSite]", *, allow_folded: bool) -> None:
+    """Refuses folded value biases unless they are meant.
+
+    Raises:
+        InputError: naming the layers and what to do.
+    """
+    folded = [str(site.index) for site in sites if site.folded]
+    if folded and not allow_folded:
+        raise InputError(
+            f"layers {', '.join(folded)}: the value biases have been folded into the output bias "
+            "(compatibility mode, or HookedTransformer.from_pretrained), which leaves the logits "
+            "as they are and changes every contribution. Load raw weights with load_model or "
+            "wrap_model (from_pretrained_no_processing), or pass allow_folded=True "
+            "(--allow-folded) if these are the contributions you want."
+        )
