@@ -59,6 +59,9 @@ class Diagnosis:
         """Whether nothing that the toolkit needs is refused."""
         return not any(f.needed and f.status == REFUSE for f in self.findings)
 
+    def __contains__(self, feature: str) -> bool:
+        return any(finding.feature == feature for finding in self.findings)
+
     def __getitem__(self, feature: str) -> Finding:
         for finding in self.findings:
             if finding.feature == feature:
@@ -142,7 +145,7 @@ def _identities(model: Any, allow_folded: bool) -> list[Finding]:
         )
     )
     if rows < 0.99:
-        what = f"rows sum to as little as {rows:.2f}: a learned sink takes the rest"
+        what = f"rows sum to as little as {rows:.1g}: a learned sink takes the rest"
         findings.append(Finding("attention rows", NOTE, what))
     return findings
 

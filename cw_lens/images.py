@@ -4,14 +4,13 @@ import zlib
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from cw_lens import backend
 from cw_lens.prompts import PromptError, Prompts
 
 
-def prompts_from_images(model: Any, pixels: Float[Tensor, "batch channel height width"]) -> Prompts:
+def prompts_from_images(model: Any, pixels: Tensor) -> Prompts:
     """Prompts of images for a vision transformer; every position is real, CLS an ordinary key.
 
     `tokens` names each position: "CLS", what else comes before the patches "R1", "R2", ..., and
@@ -19,7 +18,8 @@ def prompts_from_images(model: Any, pixels: Float[Tensor, "batch channel height 
 
     Args:
         model: a vision transformer from `wrap_model` or `load_model`.
-        pixels: as the model's image processor makes them (`pixel_values`).
+        pixels: [batch, channel, height, width], as the model's image processor makes them
+            (`pixel_values`).
 
     Raises:
         PromptError: a model that reads text, or images of a shape that it does not take.

@@ -80,11 +80,11 @@ def scaled_values(model: Any, factor: float, where: Where) -> Iterator[None]:
     if not marked:
         yield
         return
-    routes = write_routes(model, list(marked))
+    routes = _found_routes(model, list(marked))
     edits = [_Edit(attention_site(model, i), mask, factor) for i, mask in marked.items()]
     with ExitStack() as stack:
         for edit in edits:
-            stack.enter_context(edit.active(routes[edit.site.index]))
+            stack.enter_context(edit.active(*routes[edit.site.index]))
         yield
     if not any(edit.changed for edit in edits):
         ran = any(edit.ran for edit in edits)
@@ -104,6 +104,11 @@ def write_routes(model: Any, layers: list[int]) -> dict[int, str]:
     Raises:
         UnsupportedModelError: none of these; the message names the layer.
     """
+    return {layer: route for layer, (route, _heads) in _found_routes(model, layers).items()}
+
+
+def _found_routes(model: Any, layers: list[int]) -> dict[int, tuple[str, int]]:
+    """Route and number of query heads of each layer."""
     order: dict[int, list[str]] = {layer: [] for layer in layers}
     seen: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
     sites = [attention_site(model, layer) for layer in layers]
@@ -129,15 +134,16 @@ def write_routes(model: Any, layers: list[int]) -> dict[int, str]:
     return {site.index: _route(site, order[site.index], seen[site.index]) for site in sites}
 
 
-def _route(site: AttentionSite, order: list[str], seen: dict[str, Any]) -> str:
+def _route(site: AttentionSite, order: list[str], seen: dict[str, Any]) -> tuple[str, int]:
     missing = [part for part in ("pattern", "value", "z", "output") if part not in seen]
     if not missing:
+        heads = seen["pattern"].shape[1]
         if order.index("pattern") < order.index("z"):
-            return "z"
+            return "z", heads
         if torch.equal(_first(seen["module"]), seen["output"]):
-            return "output"
-        if site.arranged(seen)["value"].shape[1] == seen["pattern"].shape[1]:
-            return "value"
+            return "output", heads
+        if site.arranged(seen)["value"].shape[1] == heads:
+            return "value", heads
     why = (
         f"its {', '.join(missing)} never shows"
         if missing
@@ -162,12 +168,12 @@ class _Edit:
         self.changed = False
 
     @contextmanager
-    def active(self, route: str) -> Iterator[None]:
+    def active(self, route: str, heads: int) -> Iterator[None]:
         """Hooks in place, and known to the edits opened inside."""
         points = self.site.points
         hooks: list[tuple[nn.Module, Callable[[Any], Any]]]
         if route == "value":
-            hooks = [(points["value"], self._write_value)]
+            hooks = [(points["value"], partial(self._write_value, heads))]
         else:
             parts = [part for part in ("value", "pattern", "gate") if part in points]
             hooks = [(points[part], partial(self._keep, part)) for part in parts]
@@ -186,10 +192,10 @@ class _Edit:
     def _keep(self, part: str, tensor: Tensor) -> None:
         self.seen[part] = tensor
 
-    def _write_value(self, value: Tensor) -> Tensor:
+    def _write_value(self, heads: int, value: Tensor) -> Tensor:
+        self._require_shape(len(value), heads, value.shape[1])
         factor = rearrange(self.factors, "batch head key -> batch key head 1").to(value)
-        split = value.unflatten(-1, (factor.shape[2], -1)) if value.ndim == 3 else value
-        self._require_shape(len(value), split.shape[2], value.shape[1])
+        split = value.flatten(2).unflatten(-1, (heads, -1))
         written = (split * factor).reshape(value.shape)
         self.ran, self.changed = True, self.changed or bool((written != value).any())
         return written

@@ -69,11 +69,13 @@ def tokenize(
         truncate: cut a text that is longer than the model's context instead of raising.
 
     Raises:
-        PromptError: no tokenizer, no texts, an empty text, or a text beyond the context.
+        PromptError: a model that reads images, no tokenizer, no texts, an empty text, or a text
+            beyond the context.
 
     Warns:
         BOSWarning: when an example begins with no BOS token, or with two.
     """
+    _require_text(model)
     tokenizer = backend.tokenizer(model)
     if tokenizer is None:
         raise PromptError(
@@ -110,11 +112,13 @@ def prompts_from_ids(
     """Prompts of exact token ids, one sequence an example; nothing is added but padding.
 
     Raises:
-        PromptError: an empty batch or example, an id outside the vocabulary, a wrong side.
+        PromptError: a model that reads images, an empty batch or example, an id outside the
+            vocabulary, a wrong side.
 
     Warns:
         BOSWarning: as `tokenize`, where the model has a tokenizer with a BOS token.
     """
+    _require_text(model)
     if padding_side not in ("left", "right"):
         raise PromptError(f'padding_side is {padding_side!r}; it must be "left" or "right".')
     if not rows or not all(len(row) for row in rows):
@@ -190,6 +194,14 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn"):
         return f"<U+{ord(character):04X}>"
     return character
+
+
+def _require_text(model: Any) -> None:
+    if backend.reads_images(model):
+        raise PromptError(
+            "the model reads images, not text. Make its prompts with "
+            "prompts_from_images(model, pixels)."
+        )
 
 
 def _pad_id(tokenizer: Any) -> int:

@@ -139,9 +139,10 @@ def layer_scores(
 def stacked_scores(
     per_layer: Sequence[Mapping[str, Tensor]], certificates: Sequence[Certificate]
 ) -> TokenScores:
-    """The scores of several layers as one `TokenScores`."""
+    """The scores of several layers as one `TokenScores`, on the device of the first."""
     values = {
-        name: torch.stack([scores[name] for scores in per_layer], dim=1) for name in per_layer[0]
+        name: torch.stack([scores[name].to(first.device) for scores in per_layer], dim=1)
+        for name, first in per_layer[0].items()
     }
     layers = tuple(certificate.layer for certificate in certificates)
     return TokenScores(values=values, layers=layers, certificates=tuple(certificates))

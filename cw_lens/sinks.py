@@ -116,7 +116,8 @@ def find_sinks(
         space=space,
         allow_folded=allow_folded,
     )
-    sinks = torch.stack(run.layers, dim=1)
+    device = run.layers[0].device
+    sinks = torch.stack([marked.to(device) for marked in run.layers], dim=1)
     warn_if_crowded(sinks, prompts.mask, [c.layer for c in run.certificates], detector)
     return sinks
 

@@ -115,7 +115,7 @@ def explain(
 
     run = capture(model, prompts, reduce=reduce, gradient=needs_gradient(functions), **where)
     scores, statistics, rows = zip(*run.layers, strict=True)
-    sinks = torch.stack(rows)
+    sinks = torch.stack([row.to(rows[0].device) for row in rows])
     warn_if_crowded(sinks[None, :, None], prompts.mask, indices, "cosine")
     heads = head_profile(statistics, indices)
     if chosen is None:

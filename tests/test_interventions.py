@@ -1,0 +1,109 @@
+"""Writes: what they refuse, and that nothing of them stays. tests/test_families.py has the laws."""
+
+import pytest
+import torch
+
+import cw_lens
+from cw_lens import backend
+from cw_lens.errors import InputError
+from cw_lens.interventions import InterventionError, write_routes
+from cw_lens.prompts import prompts_from_ids
+from tests.families import prompts, wrapped
+
+
+def marked(*places, batch=2, heads=4, keys=9):
+    mask = torch.zeros(batch, heads, keys, dtype=torch.bool)
+    for place in places:
+        mask[place] = True
+    return mask
+
+
+def count_hooks(model):
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+def run(model, given):
+    with torch.no_grad():
+        return backend.forward(model, given)
+
+
+def test_nothing_stays_behind_also_after_an_exception(llama):
+    given = prompts(llama)
+    before, clean = count_hooks(llama), run(llama, given)
+    with cw_lens.masked_values(llama, {0: marked((0, 1, 2))}):
+        assert not torch.equal(run(llama, given), clean)
+    with pytest.raises(KeyError, match="mine"):
+        with cw_lens.masked_values(llama, {0: marked((0, 1, 2))}):
+            run(llama, given)
+            raise KeyError("mine")
+    assert count_hooks(llama) == before
+    assert torch.equal(run(llama, given), clean)
+    with cw_lens.scaled_values(llama, 0.5, {0: marked((0, 1, 2))}):  # no factor of before counts
+        once = run(llama, given)
+    layer = cw_lens.capture(llama, given, layers=[0]).layers[0]
+    assert not torch.equal(once, clean)
+    assert layer.pattern[0, 1, 2:, 2].min() > 0
+
+
+def test_a_mask_of_one_example_serves_every_example(llama):
+    given = prompts(llama)
+    with cw_lens.masked_values(llama, {1: marked((0, 1, 2), batch=1)}):
+        one = run(llama, given)
+    with cw_lens.masked_values(llama, {1: marked((0, 1, 2), (1, 1, 2))}):
+        each = run(llama, given)
+    assert torch.equal(one[given.mask], each[given.mask])
+
+
+def test_several_layers_at_once_equal_contexts_inside_each_other(llama):
+    given = prompts(llama)
+    first, second = {0: marked((0, 1, 2))}, {1: marked((1, 3, 0))}
+    with cw_lens.masked_values(llama, first | second):
+        together = run(llama, given)
+    with cw_lens.masked_values(llama, first), cw_lens.masked_values(llama, second):
+        nested = run(llama, given)
+    assert torch.equal(together[given.mask], nested[given.mask])
+
+
+def test_capture_inside_reads_the_model_as_it_then_is(llama):
+    given = prompts(llama)
+    clean = cw_lens.capture(llama, given).layers
+    with cw_lens.masked_values(llama, {0: marked((0, 1, 2))}):
+        layers = cw_lens.capture(llama, given, layers=[1]).layers
+    assert not torch.equal(layers[0].residual[0], clean[1].residual[0])
+    assert torch.equal(layers[0].residual[1], clean[1].residual[1])
+
+
+def test_an_intervention_that_changes_nothing_is_an_error(llama):
+    given = prompts_from_ids(llama, [[4, 5, 6], [4, 5]])
+    message = "layers 0 changed nothing: the model was not run inside.* Run the model inside"
+    with pytest.raises(InterventionError, match=message):
+        with cw_lens.masked_values(llama, {0: marked((0, 1, 2), keys=3)}):
+            pass
+    message = "layers 0 changed nothing: no value marked has any weight.* mark real keys"
+    with pytest.raises(InterventionError, match=message):
+        with cw_lens.masked_values(llama, {0: marked((1, 1, 2), keys=3)}):  # padding
+            run(llama, given)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 9), (2, 2, 9), (2, 4, 8)])
+@pytest.mark.parametrize("name", ["llama", "gptj", "bert"])
+def test_a_mask_of_another_shape_is_refused(name, shape):
+    model = wrapped(name)
+    mask = torch.ones(shape, dtype=torch.bool)
+    with pytest.raises(InputError, match=r"layer 0: the mask has shape .*\(2, 4, 9\) \(batch, hea"):
+        with cw_lens.masked_values(model, {0: mask}):
+            run(model, prompts(model))
+
+
+def test_a_layer_without_attention_is_refused():
+    model = wrapped("jamba")
+    for layer in (0, 7):
+        with pytest.raises(InputError, match=rf"layer {layer} has no attention .* have are 1\."):
+            with cw_lens.masked_values(model, {layer: marked((0, 0, 0))}):
+                pass
+
+
+def test_routes_are_found_beside_open_writes(llama):
+    with cw_lens.masked_values(llama, {0: marked((0, 1, 2))}):
+        assert write_routes(llama, [0, 1]) == {0: "z", 1: "z"}
+        run(llama, prompts(llama))
