@@ -84,12 +84,27 @@ def hooked(hooks: Sequence[tuple[nn.Module, Callable[[Tensor], Tensor | None]]])
 
 def predicts_next_token(model: Any) -> bool:
     """Whether the logits at a position are of the token after it: a causal language model."""
-    return not is_bridge(model) or bool(model.original_model.can_generate())
+    if getattr(model, "sees_ahead", False) or _directions(model) == "bidirectional":
+        return False
+    original = getattr(model, "original_model", None)
+    return original is None or bool(getattr(original, "can_generate", lambda: True)())
+
+
+def _directions(model: Any) -> str:
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    if getattr(config, "use_bidirectional_attention", False):
+        return "bidirectional"
+    return getattr(model.cfg, "attention_dir", "causal")
+
+
+def main_input(hf_model: Any) -> str:
+    """What a Hugging Face model, or TransformerLens' own in its place, takes: ids or pixels."""
+    return getattr(hf_model, "main_input_name", "input_ids")
 
 
 def reads_images(model: Any) -> bool:
     """Whether the model takes images instead of token ids."""
-    return is_bridge(model) and model.original_model.main_input_name == "pixel_values"
+    return is_bridge(model) and main_input(model.original_model) == "pixel_values"
 
 
 def image_shape(config: Any) -> tuple[int, int, int, int]:
@@ -133,7 +148,10 @@ def image_positions(model: Any, pixels: Float[Tensor, "batch channel height widt
             forward(model, inputs)
         except _ForwardEnded:
             return seen[0]
-    raise UnsupportedModelError("the vision model showed no hook_resid_pre of layer 0.")
+    raise UnsupportedModelError(
+        "layer 0: the forward pass never showed hook_resid_pre, so the positions of an image are "
+        "not known. Load the model with load_model or wrap_model."
+    )
 
 
 def forward(model: Any, inputs: Inputs) -> Tensor:
@@ -230,8 +248,8 @@ def next_token_nll(model: Any, inputs: Inputs) -> Float[Tensor, "batch predicted
     """
     if not predicts_next_token(model):
         raise UnsupportedModelError(
-            f"{type(model.original_model).__name__} does not predict the next token, so there is "
-            "no loss for the gradient metric or a perplexity. Use the other metrics."
+            "the model does not predict the next token from those before it, so there is no loss "
+            "for the gradient metric or a perplexity. Use the other metrics."
         )
     logits, ids, mask = forward(model, inputs), inputs.ids, inputs.mask
     logp = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

@@ -1,5 +1,6 @@
 """From what a forward pass showed of a layer to a `LayerAttention` that is proved to add up."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from cw_lens.prompts import Prompts
 from cw_lens.sites import AttentionSite
 
 TOLERANCE = {
-    torch.float64: 1e-9,
+    torch.float64: 1e-6,  # Hugging Face's norms compute in float32
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
@@ -40,7 +41,8 @@ class Certificate:
         layer: the layer's number.
         value_error: of sum over keys of pattern * value, against the model's z.
         output_error: of z W_O + b_O, z rebuilt, against the model's attention output; in residual
-            space, where a norm follows, against what the norm returns, up to its scalar.
+            space, where a norm follows, against what the norm returns, up to its scalar. None
+            where there was no output to hold it against, in a cache.
         tolerance: what both had to stay within.
         low_outputs: number of real queries whose output is below the layer's floor.
         dtype: the dtype that the model computed in.
@@ -49,11 +51,16 @@ class Certificate:
 
     layer: int
     value_error: float
-    output_error: float
+    output_error: float | None
     tolerance: float
     low_outputs: int
     dtype: str
     space: str
+
+    @property
+    def error(self) -> float:
+        """The larger of the two errors."""
+        return max(self.value_error, self.output_error or 0.0)
 
 
 def certified_layer(
@@ -98,24 +105,25 @@ def certified_layer(
             f"layer {site.index}: sum of alpha v misses hook_z by {value_error:.2g} (relative; "
             f"tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a gate, clamp or "
             "norm on the values that hook_v does not show, grouped values in another order, "
-            "or a hook of yours that writes. cw-lens doctor shows which layers add up."
+            "or a hook of yours that writes."
         )
     rebuilt = layer.output if layer.b_O is None else layer.output + layer.b_O
     scale = None if site.norm is None else _norm_scale(site, parts["normed"], rebuilt, space)
     if norm is not None and scale is not None:
         true = _without_bias(site, parts["normed"].to(rebuilt))
         output_error = _relative_miss(rebuilt * scale[..., None], true, mask)
+        if (scale <= 0)[mask & (rebuilt.norm(dim=-1) > 0)].any():
+            output_error = float("inf")  # no norm turns an output round, or into nothing
     elif "output" in parts:
         output_error = _relative_miss(rebuilt, parts["output"].to(rebuilt), mask)
     else:
-        output_error = 0.0
-    if not output_error <= tolerance:
+        output_error = None
+    if output_error is not None and not output_error <= tolerance:
         raise IdentityError(
             f"layer {site.index}: z W_O + b_O misses the attention's output by {output_error:.2g} "
             f"(relative; tolerance {tolerance:.0e}). Likely causes: NaN or infinite weights, a "
             "norm or gate between z and the output matrix, an output that is scaled or already "
-            "holds the residual, processed weights, or a hook of yours that writes. "
-            "cw-lens doctor shows which layers add up."
+            "holds the residual, processed weights, or a hook of yours that writes."
         )
     certificate = Certificate(
         layer=site.index,
@@ -149,6 +157,11 @@ def _require_padding_unseen(
 ) -> None:
     leaked = pattern.float().masked_fill(mask[:, None, None, :], 0.0).sum(dim=-1)
     leaked = leaked.masked_fill(~mask[:, None, :], 0.0).max().item()
+    if math.isnan(leaked):
+        raise IdentityError(
+            f"layer {index}: a real query's attention is NaN in a padded batch, as its logits will "
+            "be. Pad on the other side, use another dtype, or run the texts one by one."
+        )
     if not leaked <= tolerance:
         raise IdentityError(
             f"layer {index}: a real query gives {leaked:.2g} of its attention to padding. "
@@ -196,6 +209,8 @@ def _relative_miss(
     rebuilt: Float[Tensor, "*axes d"], true: Float[Tensor, "*axes d"], real: Bool[Tensor, "*some"]
 ) -> float:
     """Largest length of rebuilt - true over real vectors, as `Certificate` measures it."""
+    if rebuilt.shape != true.shape:
+        return float("inf")
     length = true.norm(dim=-1)
     real = real.expand(length.shape)
     median = length[real].median()

@@ -23,6 +23,7 @@ from cw_lens.scores import layer_scores, resolve_metrics
 from cw_lens.sites import attention_layers, attention_site, weight_state
 
 PASS, NOTE, REFUSE = "pass", "note", "refuse"
+NEVER_PADDED = "images are never padded"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,16 @@ def doctor(model: Any, *, allow_folded: bool = False) -> Diagnosis:
         allow_folded: as `capture`.
     """
     findings: list[Finding] = []
-    for check in (_layers, _identities, _space, _weights, _writes, _padding, _start):
+    for check in (
+        _layers,
+        _identities,
+        _space,
+        _weights,
+        _writes,
+        _left_padding,
+        _right_padding,
+        _start,
+    ):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -116,13 +126,15 @@ def _identities(model: Any, allow_folded: bool) -> list[Finding]:
         model, trial_prompts(model), reduce=_share_and_row_error, allow_folded=allow_folded
     )
     value = max(run.certificates, key=lambda c: c.value_error)
-    output = max(run.certificates, key=lambda c: c.output_error)
+    output = max(run.certificates, key=lambda c: c.output_error or 0.0)
     certificate = run.certificates[0]
     share = max(miss for miss, _, _ in run.layers)
     rows = min(total for _, total, _ in run.layers)
     findings = [
         Finding("sum of alpha v = z", PASS, _worst(value, value.value_error), needed=True),
-        Finding("z W_O + b_O = output", PASS, _worst(output, output.output_error), needed=True),
+        Finding(
+            "z W_O + b_O = output", PASS, _worst(output, output.output_error or 0.0), needed=True
+        ),
         Finding(
             "shares sum to 1",
             PASS if share <= 1e-4 else REFUSE,
@@ -133,7 +145,8 @@ def _identities(model: Any, allow_folded: bool) -> list[Finding]:
         Finding(
             "precision",
             PASS if certificate.dtype == "float32" else NOTE,
-            f"{certificate.dtype}, tolerance {certificate.tolerance:.0e}; shares in float32",
+            f"{certificate.dtype}, tolerance {certificate.tolerance:.0e}; shares in "
+            f"{'float64' if certificate.dtype == 'float64' else 'float32'}",
         ),
     ]
     causal = all(causal for _, _, causal in run.layers)
@@ -221,36 +234,34 @@ def _writes(model: Any, _allow_folded: bool) -> list[Finding]:
     ]
 
 
-def _padding(model: Any, allow_folded: bool) -> list[Finding]:
+def _left_padding(model: Any, allow_folded: bool) -> list[Finding]:
+    return [_padding(model, allow_folded, "left")]
+
+
+def _right_padding(model: Any, allow_folded: bool) -> list[Finding]:
+    return [_padding(model, allow_folded, "right")]
+
+
+def _padding(model: Any, allow_folded: bool, side: str) -> Finding:
     if backend.reads_images(model):
-        return [Finding("padding", PASS, "images are never padded")]
+        return Finding(f"{side} padding", PASS, NEVER_PADDED)
     functions = resolve_metrics(("contribution", "value_weighted_output_normalized"))
     long = trial_prompts(model, seed=1).ids[0].tolist()
     rows = [long, long[: max(1, len(long) // 2)]]
-    alone = [_scores(model, [row], "right", functions, allow_folded) for row in rows]
-    miss = {}
-    for side in ("left", "right"):
-        batch = _scores(model, rows, side, functions, allow_folded)
-        errors = []
-        for number, row in enumerate(rows):
-            start = len(long) - len(row) if side == "left" else 0
-            real = batch[:, number, :, start : start + len(row)]
-            errors.append((real - alone[number][:, 0]).abs().max().item())
-        miss[side] = max(errors)
-    tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 5e-2
-    findings = []
-    for side, error in miss.items():
-        good = error <= tolerance
-        findings.append(
-            Finding(
-                f"{side} padding",
-                PASS if good else REFUSE,
-                f"scores are those of the texts alone within {error:.0e}",
-                "" if good else f"Run texts one by one, or pad on the other side than {side}.",
-                needed=False,
-            )
-        )
-    return findings
+    batch = _scores(model, rows, side, functions, allow_folded)
+    error = 0.0
+    for number, row in enumerate(rows):
+        alone = _scores(model, [row], side, functions, allow_folded)[:, 0]
+        start = len(long) - len(row) if side == "left" else 0
+        real = batch[:, number, :, start : start + len(row)]
+        error = max(error, (real - alone).abs().max().item())
+    good = error <= TOLERANCE[next(model.parameters()).dtype]
+    return Finding(
+        f"{side} padding",
+        PASS if good else REFUSE,
+        f"scores are those of the texts alone within {error:.0e}",
+        "" if good else f"Run texts one by one, or pad on the other side than {side}.",
+    )
 
 
 def _scores(
@@ -294,7 +305,8 @@ FEATURES: dict[Callable[[Any, bool], list[Finding]], tuple[str, bool]] = {
     _space: ("space", False),
     _weights: ("weights", True),
     _writes: ("mask and scale values", True),
-    _padding: ("padding", False),
+    _left_padding: ("left padding", False),
+    _right_padding: ("right padding", False),
     _start: ("first token", False),
 }
 """What each check is called where it cannot be made, and whether the toolkit needs it."""

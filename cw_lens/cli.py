@@ -125,7 +125,7 @@ def explain(
     _console.print(_first_token_table(explanation))
     _console.print(
         f"certificate: sum of alpha v W_O equals every layer's output within "
-        f"{max(worst.value_error, worst.output_error):.1e} (tolerance {worst.tolerance:.0e})"
+        f"{worst.error:.1e} (tolerance {worst.tolerance:.0e})"
     )
     _console.print(f"page: {(out / 'report.html').resolve()}", soft_wrap=True)
 

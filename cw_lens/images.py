@@ -29,15 +29,24 @@ def prompts_from_images(model: Any, pixels: Tensor) -> Prompts:
             "the model reads text, not images. Make its prompts with tokenize or prompts_from_ids."
         )
     channels, height, width, patch = backend.image_shape(model.original_model.config)
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
+        kind = pixels.dtype if isinstance(pixels, Tensor) else type(pixels).__name__
+        raise PromptError(
+            f"pixels are {kind}; the model takes a float tensor of normalised images. Use its "
+            'image processor with return_tensors="pt", and take "pixel_values".'
+        )
     if pixels.ndim != 4 or not len(pixels) or pixels.shape[1:] != (channels, height, width):
         raise PromptError(
             f"pixels have shape {tuple(pixels.shape)}; the model takes [batch, {channels}, "
             f"{height}, {width}] (batch, channel, height, width). Use its image processor."
         )
-    if not pixels.isfinite().all():
-        raise PromptError("pixels hold NaN or infinity. Check the images and their processing.")
     parameter = next(model.parameters())
-    pixels = pixels.to(parameter.device, parameter.dtype)
+    pixels = pixels.detach().to(parameter.device, parameter.dtype)
+    if not pixels.isfinite().all():
+        raise PromptError(
+            f"pixels hold NaN or infinity in {parameter.dtype}. Check the images and their "
+            "processing."
+        )
     positions = backend.image_positions(model, pixels)
     columns = width // patch
     patches = height // patch * columns

@@ -64,5 +64,10 @@ def hub_silence(name: str) -> str | None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, as a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
+    if isinstance(error, KeyError):
+        said = f"{type(error).__name__} {error}"
+    elif len(lines) > 1 and lines[0].endswith(":"):
+        said = f"{lines[0]} {lines[1]}"
+    else:
+        said = lines[0] if lines else type(error).__name__
     return said if said.endswith((".", "!")) else said + "."

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from cw_lens.errors import CWLensError
 from cw_lens.model_paths import ModelLoadError, first_line, hub_silence, located
+from cw_lens.sites import ENCODER_DECODER
 from cw_lens.weights import EMBEDDED_MODEL, embedded_weights, file_sha256
 from cw_lens.wrapping import quiet, wrap_model
 
@@ -135,11 +137,19 @@ def _from_pretrained(
         from transformers import AutoTokenizer
 
         try:
-            hf_model = _model_class(folder, gguf, options).from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", **options
+            hf_model, report = _model_class(folder, gguf, options).from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
+                **options,
             )
+        except CWLensError:
+            raise
         except Exception as error:
             raise _load_error(name, stored, gguf, silence or first_line(error)) from error
+        _require_whole(name, report)
         if hf_model.main_input_name == "pixel_values":
             return hf_model, None
         try:
@@ -152,6 +162,26 @@ def _from_pretrained(
     return hf_model, tokenizer
 
 
+def _require_whole(name: str, report: dict[str, Any]) -> None:
+    """Refuses weights that leave parameters out, which transformers fills with random numbers.
+
+    Args:
+        name: of the model.
+        report: transformers' loading info.
+    """
+    for parameter, found, expected in sorted(report["mismatched_keys"]):
+        raise ModelLoadError(
+            f"cannot load {name}: {parameter} has shape {list(found)} in the weights and "
+            f"{list(expected)} by config.json. Check its head counts and sizes."
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"cannot load {name}: its weights lack {len(missing)} of the model's parameters, "
+            f"{missing[0]} first. Fetch them again, or check the sizes in its config.json."
+        )
+
+
 def _model_class(folder: str, gguf: str | None, options: dict[str, Any]) -> Any:
     """The class for what a model predicts: the next token, a masked one, or an image's class."""
     import transformers
@@ -159,6 +189,8 @@ def _model_class(folder: str, gguf: str | None, options: dict[str, Any]) -> Any:
     if gguf is None:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         architecture = next(iter(config.architectures or ()), "")
+        if config.is_encoder_decoder:
+            raise ModelLoadError(f"cannot load {folder}: {ENCODER_DECODER}")
         if architecture.endswith("ForMaskedLM"):
             return transformers.AutoModelForMaskedLM
         if architecture.endswith("ForImageClassification"):

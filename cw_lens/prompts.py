@@ -90,6 +90,12 @@ def tokenize(
     for number, text in enumerate(texts):
         if not text:
             raise PromptError(f"text {number} is empty; give it at least one character.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"text {number} is not UTF-8 ({error.reason}). Give it in UTF-8, or in a file."
+            ) from error
         row = list(tokenizer(text, verbose=False)["input_ids"])
         if prepend_bos and bos is not None and row[:1] != [bos]:
             row = [bos, *row]

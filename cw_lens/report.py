@@ -123,7 +123,7 @@ def manifest(explanation: Explanation, configuration: dict[str, Any]) -> dict[st
 
 def worst_certificate(certificates: tuple[Certificate, ...]) -> Certificate:
     """The certificate with the largest error."""
-    return max(certificates, key=lambda c: max(c.value_error, c.output_error))
+    return max(certificates, key=lambda c: c.error)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -1,7 +1,8 @@
 """Reading a model: one forward pass in, frozen attention layers out, each proved to add up."""
 
+import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from cw_lens import backend, sites
 from cw_lens.certificates import SPACES, Certificate, certified_layer
 from cw_lens.errors import CWLensWarning, InputError
+from cw_lens.interventions import as_written
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
 from cw_lens.sites import AttentionSite
@@ -71,6 +73,7 @@ def capture(
     Warns:
         LowOutputWarning: where outputs lie below the floor (see `low_outputs`).
     """
+    require_prompts(model, prompts)
     indices = layer_indices(model, layers)
     found = attention_sites(model, indices, space=space, allow_folded=allow_folded)
     gradients: dict[int, Tensor] = {}
@@ -80,7 +83,7 @@ def capture(
     certificates: dict[int, Certificate] = {}
 
     def receive(site: AttentionSite, parts: dict[str, Tensor]) -> None:
-        layer, certificate = certified_layer(site, parts, prompts, space)
+        layer, certificate = certified_layer(site, as_written(site, parts), prompts, space)
         if gradient:
             z_gradient = site.by_head("z", gradients.pop(site.index), layer.z.shape[1])
             layer = replace(layer, z_gradient=z_gradient.to(layer.z.dtype))
@@ -114,7 +117,13 @@ def from_cache(
             space, or folded value biases.
         IdentityError: a layer's parts do not add up.
     """
+    require_prompts(model, prompts)
     held = getattr(cache, "cache_dict", cache)
+    if not isinstance(held, Mapping):
+        raise InputError(
+            f"cache is a {type(cache).__name__}; it must be the ActivationCache that "
+            "model.run_with_cache returns, or a mapping of its names."
+        )
     indices = [
         index
         for index in sites.attention_layers(model)
@@ -134,12 +143,7 @@ def from_cache(
                 seen[part] = held[name]
             elif part != "output":
                 raise InputError(f"layer {site.index}: the cache holds no {name}; cache it too.")
-        shape = seen["pattern"].shape
-        if (shape[0], shape[-1]) != tuple(prompts.ids.shape):
-            raise InputError(
-                f"layer {site.index}: the cached pattern has shape {tuple(shape)}, the prompts "
-                f"have {tuple(prompts.ids.shape)} (batch, position). Cache these prompts' ids."
-            )
+        _require_shapes(site, seen, prompts)
         results[site.index], certificates[site.index] = certified_layer(
             site, site.arranged(seen), prompts, space
         )
@@ -154,8 +158,42 @@ def next_token_nll(model: Any, prompts: Prompts) -> Float[Tensor, "batch predict
     Raises:
         UnsupportedModelError: the model does not predict the next token.
     """
+    require_prompts(model, prompts)
     with torch.no_grad():
         return backend.next_token_nll(model, prompts)
+
+
+def require_prompts(model: Any, prompts: Any) -> None:
+    """Refuses what is not made of `tokenize` and the like, or for another kind of model.
+
+    Raises:
+        InputError: naming what to make the prompts with.
+        UnsupportedModelError: the model is an encoder with a decoder.
+    """
+    sites.attention_layers(model)
+    maker = "prompts_from_images" if backend.reads_images(model) else "tokenize"
+    if not isinstance(prompts, Prompts) or (prompts.pixels is None) == backend.reads_images(model):
+        kind = "those of another kind of model"
+        if not isinstance(prompts, Prompts):
+            kind = f"a {type(prompts).__name__}"
+        raise InputError(
+            f"the prompts are {kind}. Make them for this model with {maker}(model, ...)."
+        )
+
+
+def _require_shapes(site: AttentionSite, seen: Mapping[str, Tensor], prompts: Prompts) -> None:
+    """Refuses cached parts that are not of these prompts."""
+    batch, positions = prompts.ids.shape
+    for part, tensor in seen.items():
+        dims = {"pattern": (0, 2, 3), "value": (0, 2) if site.heads_first else (0, 1)}
+        at = dims.get(part, (0, 1))
+        expected = (batch, *(positions for _ in at[1:]))
+        whole = isinstance(tensor, Tensor) and tensor.ndim > max(at) and tensor.is_floating_point()
+        if not whole or tuple(tensor.shape[i] for i in at) != expected:
+            raise InputError(
+                f"layer {site.index}: the cached {part} has shape {tuple(tensor.shape)}, the "
+                f"prompts have {batch, positions} (batch, position). Cache these prompts' ids."
+            )
 
 
 def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
@@ -163,16 +201,28 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
 
     Raises:
         InputError: a layer that the model does not have; the message names those it has.
-        UnsupportedModelError: no layer has attention.
+        UnsupportedModelError: a layer without attention, or a model without any.
     """
-    total = backend.n_layers(model)
+    having = sites.attention_layers(model)
     if layers is None:
-        return sites.attention_layers(model)
+        return having
+    total = backend.n_layers(model)
+    try:
+        layers = [operator.index(layer) for layer in layers]
+    except TypeError as error:
+        raise InputError(
+            f"layers is {layers!r}; it must hold whole numbers from 0 to {total - 1}, "
+            "such as [0, -1]."
+        ) from error
     wrong = [index for index in layers if not -total <= index < total]
-    if wrong or not len(layers):
+    if wrong or not layers:
         what = f"layer {wrong[0]} does not exist" if wrong else "no layers asked for"
         raise InputError(f"{what}: the model has layers 0 to {total - 1} (or -{total} to -1).")
-    return sorted({index % total for index in layers})
+    indices = sorted({index % total for index in layers})
+    for index in indices:
+        if index not in having:
+            sites.attention_site(model, index)  # says why
+    return indices
 
 
 def attention_sites(

@@ -25,6 +25,13 @@ INNER_NORMS = ("attn_sub_norm", "sub_norm", "inner_attn_ln")
 """Names that architectures give a norm between sum(alpha v) and the output matrix."""
 
 
+ENCODER_DECODER = (
+    "it is an encoder with a decoder, whose cross-attention reads another sequence than the one "
+    "it writes to; cw_lens reads decoders and encoders that stand alone. Use a decoder-only or "
+    "encoder-only model."
+)
+
+
 class UnsupportedModelError(CWLensError, RuntimeError):
     """The model's attention is not of the form sum(alpha v) W_O, or cannot be read."""
 
@@ -128,8 +135,9 @@ def attention_layers(model: Any) -> list[int]:
     layers = [i for i, block in enumerate(blocks) if getattr(block, "attn", None) is not None]
     if not layers:
         raise UnsupportedModelError(
-            f"no layer has attention: all {len(blocks)} are {type(blocks[0]).__name__}, so there "
-            "are no attention weights to set contributions beside. Use a model with attention."
+            f"TransformerLens shows attention in none of the {len(blocks)} layers "
+            f"({type(blocks[0]).__name__}), so there are no attention weights to set contributions "
+            "beside. Use a model with attention that it shows."
         )
     return layers
 
@@ -161,8 +169,8 @@ def attention_site(model: Any, layer: int) -> AttentionSite:
     if missing:
         raise UnsupportedModelError(
             f"layer {layer} has no {', '.join(missing)}: TransformerLens does not show this "
-            "attention's parts. Load the model with load_model or wrap_model, which force eager "
-            "attention."
+            "attention's parts. If load_model or wrap_model, which force eager attention, made the "
+            "model, its architecture is not supported; else load it with them."
         )
     points: dict[str, nn.Module] = {part: hooks[name] for part, name in names.items()}
     norm_name = _norm_name(block)
@@ -190,7 +198,7 @@ def attention_site(model: Any, layer: int) -> AttentionSite:
         weight=weight,
         b_O=b_O,
         norm=None if norm_module is None else _output_norm(norm_module, weight),
-        multiplier=float(getattr(outer, "residual_multiplier", 1.0)),
+        multiplier=_multiplier(outer),
         clamp=_clamp(inner),
         heads_first=hasattr(attention, "kv_b_proj"),
         folded=_folds_value_bias(model, attention, b_O),
@@ -235,12 +243,19 @@ def weight_state(model: Any) -> tuple[str, ...]:
 
 
 def _blocks(model: Any) -> Any:
+    if not hasattr(model, "hook_dict"):
+        raise InputError(
+            f"a {type(model).__name__} is no TransformerLens model. Load one with load_model, or "
+            "wrap a Hugging Face model with wrap_model."
+        )
     blocks = getattr(model, "blocks", None)
-    if blocks is None:
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    if blocks is None and getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"the model is refused: {ENCODER_DECODER}")
+    if not blocks:
         raise UnsupportedModelError(
-            "the model is an encoder with a decoder, whose cross-attention reads another sequence "
-            "than the one it writes to; cw_lens reads decoders and encoders that stand alone. Use "
-            "a decoder-only or encoder-only model."
+            "the model has no layers where TransformerLens keeps them (blocks). Use a decoder or "
+            "an encoder with attention layers."
         )
     return blocks
 
@@ -275,6 +290,14 @@ def _output_norm(norm: Any, weight: Tensor) -> OutputNorm:
             signs = signs - signs.mean()
         gain = ((function(signs) - bias) / signs)[0, 0]
     return OutputNorm(gain, centred, bias[0, 0] if bias.any() else None)
+
+
+def _multiplier(block: Any) -> float:
+    """What Granite and Falcon-H1 multiply the output by before it joins the stream."""
+    for name in ("residual_multiplier", "attn_out_multiplier"):
+        if getattr(block, name, None) is not None:
+            return float(getattr(block, name))
+    return 1.0
 
 
 def _clamp(attention: Any) -> float | None:

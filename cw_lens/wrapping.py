@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from cw_lens.backend import image_shape
 from cw_lens.identity import first_not_finite
 from cw_lens.model_paths import ModelLoadError, first_line
+from cw_lens.trials import Trial, difference, sees_ahead, trial
 
 
 def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
@@ -36,6 +36,11 @@ def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
             f"wrap_model takes a Hugging Face model in memory, not a {type(hf_model).__name__}. "
             "Use load_model for a name or a path; a TransformerLens model needs no wrapping."
         )
+    if any(hasattr(module, "original_component") for module in hf_model.modules()):
+        raise ModelLoadError(
+            f"this {type(hf_model).__name__} is wrapped already, and wrapping it again would break "
+            "the first. Use the model that wrap_model returned."
+        )
     empty = [name for name, parameter in hf_model.named_parameters() if parameter.is_meta]
     if empty:
         raise ModelLoadError(
@@ -54,23 +59,26 @@ def wrap_model(hf_model: Any, tokenizer: Any = None) -> Any:
     hf_model.eval()
     hf_model.set_attn_implementation("eager")
     with quiet():
-        trial, expected = _trial(hf_model)
+        held = trial(hf_model)
         try:
-            model = None if _is_four() else _hooked_transformer(hf_model, trial, expected)
+            model = None if _is_four() else _hooked_transformer(hf_model, held)
             model = model or _bridge(hf_model)
-            miss = _logits_miss(model, trial, expected)
+            model.eval()
+            wrong = difference(model, held, _tolerance(hf_model))
         except (AttributeError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
             raise ModelLoadError(
                 f"TransformerLens {version('transformer-lens')} cannot wrap "
                 f"{config.architectures[0]}: {first_line(error)} Use an architecture that it "
                 "supports, or a later version of it."
             ) from error
-    if not miss <= _logits_tolerance(hf_model):
+    if wrong:
         raise ModelLoadError(
             f"TransformerLens {version('transformer-lens')} does not run {config.architectures[0]} "
-            f"as Hugging Face does: its logits are {miss:.2g} off (relative). Use another version "
-            "of transformer-lens or transformers."
+            f"as Hugging Face does: {wrong}. Use another version of transformer-lens or "
+            "transformers."
         )
+    if held.expected is not None:
+        model.sees_ahead = sees_ahead(held.inputs, held.expected)
     model.tokenizer = tokenizer
     model.cfg.tokenizer_prepends_bos = tokenizer is not None and _prepends_bos(tokenizer)
     return model
@@ -88,54 +96,31 @@ def _bridge(hf_model: Any) -> Any:
     return build_bridge_from_module(hf_model, architecture, hf_config=hf_model.config)
 
 
-def _trial(hf_model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A small input, and the model's own logits on it before anything wraps it.
+def _tolerance(hf_model: Any) -> float:
+    """Largest relative difference of logits that is rounding.
 
-    None where it makes no logits of one input alone: an encoder with a decoder, a bare encoder.
+    Falcon's ALiBi is rounded to bfloat16 by Hugging Face and not by TransformerLens.
     """
-    config, parameter = hf_model.config, next(hf_model.parameters())
-    if hf_model.main_input_name == "pixel_values":
-        shape = (1, *image_shape(config)[:3])
-        trial = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        trial = trial.to(parameter.device, parameter.dtype)
-    else:
-        length = min(8, getattr(config, "vocab_size", 8))
-        trial = torch.arange(length, device=parameter.device)[None]
-    if config.is_encoder_decoder:
-        return trial, None
-    options = {"use_cache": False} if hf_model.can_generate() else {}
-    try:
-        with torch.no_grad():
-            return trial, getattr(hf_model(trial, **options), "logits", None)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelLoadError(
-            f"{type(hf_model).__name__} does not run in Hugging Face's own code: "
-            f"{first_line(error)} Check its config (head counts, sizes) against its weights."
-        ) from error
+    if hf_model.dtype not in (torch.float32, torch.float64):
+        return 0.1
+    return 2e-2 if getattr(hf_model.config, "alibi", False) else 1e-3
 
 
-def _logits_miss(model: Any, trial: torch.Tensor, expected: torch.Tensor | None) -> float:
-    """Largest difference of the logits from those expected, relative to the largest of these."""
-    model.eval()
-    if expected is None:
-        return 0.0
-    with torch.no_grad():
-        found = model(trial, return_type="logits")
-    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+def _window(config: Any) -> int | None:
+    """The sliding window of a Hugging Face config, or None where no layer slides."""
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "use_sliding_window", True)
+    if kinds is not None:
+        slides = "sliding_attention" in kinds
+    return getattr(config, "sliding_window", None) if slides else None
 
 
-def _logits_tolerance(hf_model: Any) -> float:
-    """Falcon's ALiBi, which Hugging Face rounds to bfloat16 and TransformerLens does not, is the
-    widest of the known differences that are rounding."""
-    exact = hf_model.dtype in (torch.float32, torch.float64)
-    return 2e-2 if exact else 0.1
-
-
-def _hooked_transformer(hf_model: Any, trial: torch.Tensor, expected: torch.Tensor | None) -> Any:
+def _hooked_transformer(hf_model: Any, held: Trial) -> Any:
     """transformer-lens 3.9's own model with these weights, or None where it cannot hold them.
 
-    Its converters drop what they do not know (the biases of a Llama's attention, say), so the
-    logits must be those of the model it was made from.
+    Its converters drop what they do not know (the biases of a Llama's attention, the sliding
+    window of a Qwen 2, which is longer than a trial), so logits and window must be those of the
+    model it was made from.
     """
     transformer_lens: Any = import_module("transformer_lens")  # 3.9's names, which 4 has not
     loading = transformer_lens.loading_from_pretrained
@@ -153,6 +138,8 @@ def _hooked_transformer(hf_model: Any, trial: torch.Tensor, expected: torch.Tens
             state = loading.get_pretrained_state_dict(folder, cfg, hf_model)
         except (AttributeError, KeyError, NotImplementedError, ValueError):
             return None
+    if (cfg.window_size if cfg.use_local_attn else None) != _window(hf_model.config):
+        return None
     cfg.tokenizer_name = None  # else it loads one by name
     model = transformer_lens.HookedTransformer(cfg, move_to_device=False)
     try:
@@ -160,8 +147,7 @@ def _hooked_transformer(hf_model: Any, trial: torch.Tensor, expected: torch.Tens
     except RuntimeError:  # sizes that its config takes for granted
         return None
     torch.nn.Module.to(model, parameter.device)  # its own .to() prints
-    tolerance = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
-    return model if _logits_miss(model, trial, expected) <= tolerance else None
+    return None if difference(model.eval(), held, _tolerance(hf_model)) else model
 
 
 def _prepends_bos(tokenizer: Any) -> bool:

@@ -85,7 +85,7 @@ def test_a_model_that_ignores_the_padding_mask_is_refused(llama, monkeypatch):
         return forward(model, backend.Inputs(inputs.ids, torch.ones_like(inputs.mask)))
 
     monkeypatch.setattr(backend, "forward", unmasked)
-    finding = doctor(llama)["padding"]
+    finding = doctor(llama)["left padding"]
     assert finding.status == "refuse" and "attention to padding" in finding.what
     assert finding.remedy == "The model ignores the padding mask; run its texts one by one."
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cw_lens
-from cw_lens import backend, sites
+from cw_lens import backend, scores, sites
 from cw_lens.geometry import (
     bias_share,
     decompose,
@@ -82,6 +82,7 @@ def test_what_is_read_adds_up(model, space):
     for layer, certificate in zip(run.layers, run.certificates, strict=True):
         assert max(certificate.value_error, certificate.output_error) < 1e-4
         assert certificate.space == layer.space == space
+        assert layer.causal == backend.predicts_next_token(model)
         real = layer.query_mask
         contribution = inter_head_contributions(layer)
         close(contribution, oracles.inter_head(layer).float(), 1e-4)
@@ -197,6 +198,26 @@ def test_masks_nest_and_multiply(model):
                 once = backend.forward(model, given)
     real = given.mask if nested.ndim == 3 else slice(None)
     close(nested[real], once[real], 1e-5)
+
+
+def test_token_scores_are_means_over_the_queries_that_see_a_key(model, monkeypatch):
+    monkeypatch.setattr(scores, "QUERY_BLOCK", 4)
+    given = prompts(model)
+    layer = cw_lens.capture(model, given).layers[-1]
+    found = layer_scores(layer, {"signed": METRICS["signed_contribution"]})["signed"]
+    edges = oracles.inter_head(layer)
+    close(found, oracles.token_score(edges, given.mask, layer.causal).float())
+
+
+def test_what_is_added_is_the_same_in_both_spaces(model):
+    given = prompts(model)
+    for index in attention_layers(model):
+        added = []
+        for space in ("residual", "attention"):
+            layer = cw_lens.capture(model, given, layers=[index], space=space).layers[0]
+            gain = 1.0 if layer.stream_gain is None else layer.stream_gain
+            added.append((gain * layer.output.norm(dim=-1))[layer.query_mask])
+        close(added[0], added[1])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -8,6 +8,8 @@ from cw_lens import backend
 from cw_lens.errors import InputError
 from cw_lens.interventions import InterventionError, write_routes
 from cw_lens.prompts import prompts_from_ids
+from cw_lens.sites import attention_layers
+from tests import oracles
 from tests.families import prompts, wrapped
 
 
@@ -73,16 +75,62 @@ def test_capture_inside_reads_the_model_as_it_then_is(llama):
     assert torch.equal(layers[0].residual[1], clean[1].residual[1])
 
 
-def test_an_intervention_that_changes_nothing_is_an_error(llama):
-    given = prompts_from_ids(llama, [[4, 5, 6], [4, 5]])
-    message = "layers 0 changed nothing: the model was not run inside.* Run the model inside"
+@pytest.mark.parametrize("name", ["llama", "gptj", "bert"])  # one for each route
+def test_an_intervention_that_changes_nothing_is_an_error(name):
+    model = wrapped(name)
+    given = prompts_from_ids(model, [[4, 5, 6], [4, 5]])
+    message = "layer 0: scaling values changed nothing, because the model was not run.* Run the"
     with pytest.raises(InterventionError, match=message):
-        with cw_lens.masked_values(llama, {0: marked((0, 1, 2), keys=3)}):
+        with cw_lens.masked_values(model, {0: marked((0, 1, 2), keys=3)}):
             pass
-    message = "layers 0 changed nothing: no value marked has any weight.* mark real keys"
+    padding = marked((0, 1, 1), (1, 1, 2), keys=3)
+    message = "layer 1: scaling .* no value marked in example 1 has any weight. Mark real keys"
     with pytest.raises(InterventionError, match=message):
-        with cw_lens.masked_values(llama, {0: marked((1, 1, 2), keys=3)}):  # padding
-            run(llama, given)
+        with cw_lens.masked_values(model, {0: marked((0, 1, 0), keys=3), 1: padding}):
+            run(model, given)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "bert", "gemma2", "gemma4_text", "jamba"])
+@pytest.mark.parametrize("space", ["residual", "attention"])
+def test_a_layer_written_into_is_read_as_it_was_written(name, space):
+    """Whatever the route: the masked edge gives nothing, and the identities hold."""
+    model = wrapped(name)
+    given = prompts(model)
+    index = attention_layers(model)[-1]
+    clean = cw_lens.capture(model, given, layers=[index], space=space).layers[0]
+    where = {index: marked((0, 1, 2), (1, 2, 0))}
+    with cw_lens.masked_values(model, where):
+        run_inside = cw_lens.capture(model, given, layers=[index], space=space)
+    layer = run_inside.layers[0]
+    assert torch.equal(layer.pattern, clean.pattern)
+    written = oracles.written(clean)
+    written[0, 1, :, 2] = 0
+    written[1, 2, :, 0] = 0
+    torch.testing.assert_close(layer.output.double(), written.sum(dim=(1, 3)), atol=1e-4, rtol=1e-4)
+    shares = cw_lens.inter_head_contributions(layer)
+    assert not shares[0, 1, :, 2].any() and not shares[1, 2, :, 0].any()
+    assert shares[0, 1, :, 3].any()
+
+
+def test_contexts_may_close_in_any_order(llama):
+    given, where = prompts(llama), {0: marked((0, 1, 2), (1, 1, 2))}
+    with cw_lens.scaled_values(llama, 0.25, where):
+        expected = run(llama, given)
+    first, second = (cw_lens.scaled_values(llama, f, where) for f in (0.5, 0.25))
+    first.__enter__()
+    second.__enter__()
+    run(llama, given)
+    first.__exit__(None, None, None)
+    assert torch.equal(run(llama, given), expected)
+    second.__exit__(None, None, None)
+
+
+def test_layers_count_from_the_end(llama):
+    given, mask = prompts(llama), marked((0, 1, 2))
+    with cw_lens.masked_values(llama, {-1: mask}):
+        last = run(llama, given)
+    with cw_lens.masked_values(llama, {1: mask}):
+        assert torch.equal(run(llama, given)[given.mask], last[given.mask])
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 9), (2, 2, 9), (2, 4, 8)])
@@ -97,7 +145,7 @@ def test_a_mask_of_another_shape_is_refused(name, shape):
 
 def test_a_layer_without_attention_is_refused():
     model = wrapped("jamba")
-    for layer in (0, 7):
+    for layer in (0, 7, -2, True):
         with pytest.raises(InputError, match=rf"layer {layer} has no attention .* have are 1\."):
             with cw_lens.masked_values(model, {layer: marked((0, 0, 0))}):
                 pass

@@ -187,7 +187,7 @@ def test_from_cache_names_what_is_missing_or_foreign(llama):
     less = {k: v for k, v in held.items() if not k.endswith("blocks.0.attn.hook_z")}
     with pytest.raises(InputError, match=r"layer 0: the cache holds no blocks\.0\.attn\.hook_z"):
         cw_lens.from_cache(less, llama, prompts)
-    with pytest.raises(InputError, match=r"layer 0: the cached pattern has shape \(1, 4, 7, 7\)"):
+    with pytest.raises(InputError, match=r"layer 0: the cached residual has shape \(1, 7, 32\)"):
         cw_lens.from_cache(held, llama, prompts_from_ids(llama, [[1, 2]]))
 
 

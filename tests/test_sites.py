@@ -31,7 +31,9 @@ def test_cross_attention_is_refused():
 
 def test_a_model_without_attention_is_refused():
     model = wrapped("mamba")
-    with pytest.raises(UnsupportedModelError, match="no layer has attention: all 2 .* Use a model"):
+    with pytest.raises(
+        UnsupportedModelError, match="shows attention in none of the 2 .* Use a model"
+    ):
         cw_lens.capture(model, prompts(model))
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import cw_lens
+from cw_lens import checks
 from cw_lens.errors import CWLensError
 from tests.families import FAMILIES, REFUSED, wrapped
 
@@ -59,10 +60,10 @@ def row(name: str) -> tuple[str, str, str, str, str, str]:
     where = write.what.removeprefix("land ").partition(", in one")[0]
     notes = [found[f] for f in ("attention", "direction", "attention rows", "space") if f in found]
     know = [f.what for f in notes if f.status == "note" or f.what.startswith("bidirectional")]
-    if "padding" in found:
+    sides = [found[f"{side} padding"] for side in ("left", "right")]
+    padding = ", ".join(side.status for side in sides)
+    if sides[0].what == checks.NEVER_PADDED:
         padding = "never padded"
-    else:
-        padding = ", ".join(found[f"{side} padding"].status for side in ("left", "right"))
     return (
         name,
         held,

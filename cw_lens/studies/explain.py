@@ -1,5 +1,6 @@
 """One text through one model: what each token gives, beside the attention it gets."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from cw_lens.errors import InputError
 from cw_lens.identity import model_identity
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
-from cw_lens.runs import capture, layer_indices, next_token_nll
+from cw_lens.runs import LowOutputWarning, capture, layer_indices, next_token_nll
 from cw_lens.scores import (
     TokenScores,
     layer_scores,
@@ -120,7 +121,10 @@ def explain(
     heads = head_profile(statistics, indices)
     if chosen is None:
         chosen = _most_misleading(heads)
-        kept = {x.index: x for x in capture(model, prompts, layers=chosen, **where).layers}
+        with warnings.catch_warnings():  # the first pass has said it
+            warnings.simplefilter("ignore", LowOutputWarning)
+            again = capture(model, prompts, layers=chosen, **where)
+        kept = {layer.index: layer for layer in again.layers}
     nll = torch.empty(0)
     if backend.predicts_next_token(model):
         nll = next_token_nll(model, prompts)[0]

@@ -58,7 +58,7 @@ def explain_payload(
         "certificates": [
             [
                 c.layer,
-                *_digits(torch.tensor([c.value_error, c.output_error, c.tolerance])),
+                *_digits(torch.tensor([c.value_error, c.output_error or 0.0, c.tolerance])),
                 c.low_outputs,
                 c.dtype,
                 c.space,

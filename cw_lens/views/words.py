@@ -2,7 +2,6 @@
 
 import math
 
-from cw_lens.certificates import Certificate
 from cw_lens.sinks import CROWDED_SINKS
 from cw_lens.studies.explain import Explanation
 
@@ -127,15 +126,11 @@ def _identity(explanation: Explanation) -> str:
     """How well the parts add up, at the layer that comes closest to its tolerance."""
     if not explanation.certificates:
         return ""
-    worst = max(explanation.certificates, key=lambda c: _error(c) / c.tolerance)
+    worst = max(explanation.certificates, key=lambda c: c.error / c.tolerance)
     tolerance = f"tolerance {worst.tolerance:.0e}"
-    if not _error(worst):
+    if not worst.error:
         return f"the parts of every layer sum to its output bit for bit ({tolerance})"
     return (
-        f"the parts of every layer sum to its output within {_error(worst):.1e} "
+        f"the parts of every layer sum to its output within {worst.error:.1e} "
         f"(worst in layer {worst.layer}; {tolerance})"
     )
-
-
-def _error(certificate: Certificate) -> float:
-    return max(certificate.value_error, certificate.output_error)
