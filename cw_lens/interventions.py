@@ -238,10 +238,7 @@ class _Edit:
     def _write_output(self, returned: Any) -> Any:
         lost = self._lost()
         self._note(lost)
-        W_O = self.site.W_O(lost.shape[1]).to(lost)
-        unwritten = einsum(lost, W_O, "batch head query d, head d m -> batch query m")
-        output = _first(returned)
-        written = (output.to(unwritten) - unwritten.reshape(output.shape)).to(output)
+        written = _without(_first(returned), self.site, lost)
         return (written, *returned[1:]) if isinstance(returned, tuple) else written
 
     def _note(self, change: Tensor) -> None:
@@ -321,15 +318,22 @@ def as_written(site: AttentionSite, parts: dict[str, Tensor]) -> dict[str, Tenso
             edit._note(lost)  # a reading pass may end before the write
             z = (z.to(lost) - lost).to(dtype)
             if output is not None:
-                W_O = site.W_O(lost.shape[1]).to(lost)
-                unwritten = einsum(lost, W_O, "batch head query d, head d m -> batch query m")
-                output = (output.to(unwritten) - unwritten.reshape(output.shape)).to(output)
+                output = _without(output, site, lost)
     value = value.repeat_interleave(pattern.shape[1] // value.shape[1], dim=1)
     for edit in edits:
         factors = edit.factors.to(pattern.device, torch.promote_types(dtype, torch.float32))
         value = value.to(factors.dtype) * factors[..., None]
     written = {**parts, "value": value, "z": z}
     return written if output is None else {**written, "output": output}
+
+
+def _without(
+    output: Tensor, site: AttentionSite, lost: Float[Tensor, "batch head query d_head"]
+) -> Tensor:
+    """The layer's output, less what a part of z wrote into it."""
+    W_O = site.W_O(lost.shape[1]).to(lost)
+    unwritten = einsum(lost, W_O, "batch head query d, head d m -> batch query m")
+    return (output.to(unwritten) - unwritten.reshape(output.shape)).to(output)
 
 
 def _first(returned: Any) -> Tensor:

@@ -25,11 +25,12 @@ def made_up_explanation(
     heads: int = 4,
     chosen: tuple[int, ...] = (0, 2),
     causal: bool = True,
+    gated: bool = False,
     seed: int = 0,
 ) -> Explanation:
     """A random model's explanation whose first key takes much attention and has a short value."""
     generator = torch.Generator().manual_seed(seed)
-    made = [_layer(index, len(tokens), heads, causal, generator) for index in range(layers)]
+    made = [_layer(i, len(tokens), heads, causal, generator, gated=gated) for i in range(layers)]
     functions = resolve_metrics(SHOWN_METRICS)
     certificates = tuple(
         Certificate(index, 1e-7 * (index + 1), 2e-7, 1e-4, int(index == 1), "float32", "residual")
@@ -58,7 +59,13 @@ def made_up_explanation(
 
 
 def _layer(
-    index: int, length: int, heads: int, causal: bool, generator: torch.Generator
+    index: int,
+    length: int,
+    heads: int,
+    causal: bool,
+    generator: torch.Generator,
+    *,
+    gated: bool,
 ) -> LayerAttention:
     logits = torch.randn(1, heads, length, length, generator=generator)
     logits[..., 0] += 2
@@ -78,4 +85,5 @@ def _layer(
         ids=ids,
         mask=torch.ones_like(ids, dtype=torch.bool),
         causal=causal,
+        gate=torch.rand(1, heads, length, 5, generator=generator) if gated else None,
     )

@@ -117,6 +117,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family("Glm4ForCausalLM", "Glm4", {**GROUPED_8, "attention_bias": True}),
     "exaone4": Family("Exaone4ForCausalLM", "Exaone4", GROUPED_8),
     "ernie4_5": Family("Ernie4_5ForCausalLM", "Ernie4_5", GROUPED_8),
+    "falcon_h1": Family("FalconH1ForCausalLM", "FalconH1", {**GROUPED_8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 8, "attention_out_multiplier": 0.3}),
     "jamba": Family("JambaForCausalLM", "Jamba", {**GROUPED, **EXPERTS, "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "bert": Family("BertForMaskedLM", "Bert"),
     "roberta": Family("RobertaForMaskedLM", "Roberta"),

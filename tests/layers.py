@@ -19,6 +19,7 @@ def random_layer(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     causal: bool = True,
+    gated: bool = False,
 ) -> LayerAttention:
     """A layer whose value vectors carry a bias; examples differ in length if padded."""
     g = torch.Generator().manual_seed(seed)
@@ -45,12 +46,13 @@ def random_layer(
         ids=torch.randint(0, 50, (batch, length), generator=g),
         mask=mask,
         causal=causal,
+        gate=torch.rand(batch, heads, length, d_head, generator=g, dtype=dtype) if gated else None,
     )
 
 
 @st.composite
 def any_layer(draw: st.DrawFn) -> LayerAttention:
-    """Grouped-query ratios, biases, batches, lengths 1 to 64, padding on either side or none."""
+    """Groups, biases, gates, batches, lengths 1 to 64, padding on either side or none."""
     groups = draw(st.sampled_from([1, 2, 3]))
     return random_layer(
         batch=draw(st.integers(1, 3)),
@@ -62,4 +64,5 @@ def any_layer(draw: st.DrawFn) -> LayerAttention:
         seed=draw(st.integers(0, 10_000)),
         dtype=draw(st.sampled_from([torch.float32, torch.float64])),
         causal=draw(st.booleans()),
+        gated=draw(st.booleans()),
     )

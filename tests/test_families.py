@@ -249,8 +249,9 @@ def test_what_is_added_to_the_stream(model):
         middle = model.hook_dict.get(f"blocks.{index}.hook_resid_mid")
         layer = cw_lens.capture(model, given, layers=[index]).layers[0]
         inner = getattr(model.blocks[index].attn, "original_component", None)
-        if middle is None or type(inner).__name__ in ("BertAttention", "RobertaAttention"):
-            continue  # a parallel block, or a norm of the sum
+        beside = ("BertAttention", "RobertaAttention", "FalconH1Attention")
+        if middle is None or type(inner).__name__ in beside:
+            continue  # a parallel block, a norm of the sum, a state space beside the attention
         seen = []
         with torch.no_grad(), backend.hooked([(middle, seen.append)]):
             backend.forward(model, given)

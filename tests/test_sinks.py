@@ -5,7 +5,12 @@ import cw_lens
 from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention, layer_attention
 from cw_lens.prompts import prompts_from_ids
-from cw_lens.sinks import SINK_DETECTORS
+from cw_lens.sinks import (
+    SINK_DETECTORS,
+    CrowdedSinksWarning,
+    protected_share,
+    warn_if_crowded,
+)
 
 FIRST = [True, False, False, False, False]
 
@@ -93,3 +98,34 @@ def test_find_sinks_reads_a_model(llama):
 def test_an_unknown_detector_is_named(llama):
     with pytest.raises(InputError, match="unknown detector 'nose'; there are cosine, centred"):
         cw_lens.find_sinks(llama, prompts_from_ids(llama, [[1]]), "nose")
+
+
+def test_crowded_detectors_are_warned_about_with_the_share_of_real_tokens():
+    mask = torch.tensor([[True] * 8, [True] * 4 + [False] * 4])
+    sinks = torch.zeros(2, 2, 3, 8, dtype=torch.bool)
+    sinks[:, :, :, 0] = True  # one a text and head: 6 of 36 pairs
+    sinks[0, 1, :, :4] = True  # and three more in layer 7
+    share = protected_share(sinks, mask)
+    torch.testing.assert_close(share, torch.tensor([6 / 36, 15 / 36]))
+    message = r"cosine detector marks more than 25% .* in layers 7 \(42%\).*try the centred_cosine"
+    with pytest.warns(CrowdedSinksWarning, match=message):
+        warn_if_crowded(sinks, mask, [3, 7], "cosine")
+    with pytest.warns(CrowdedSinksWarning, match="try the first detector"):
+        warn_if_crowded(sinks, mask, [3, 7], "centred_cosine")
+
+
+def test_one_sink_of_a_short_text_is_no_crowd(recwarn):
+    sinks = torch.zeros(1, 1, 2, 3, dtype=torch.bool)
+    sinks[..., 0] = True  # a third of the tokens
+    warn_if_crowded(sinks, torch.ones(1, 3, dtype=torch.bool), [0], "cosine")
+    assert not recwarn
+
+
+def test_find_sinks_and_explain_warn(llama):
+    given = prompts_from_ids(llama, [[1, 5, 9, 4]])
+    with torch.no_grad():
+        llama.embed.weight[:] = llama.embed.weight[0] + 0.01 * llama.embed.weight
+    with pytest.warns(CrowdedSinksWarning, match=r"layers 0 \(100%\)"):
+        cw_lens.find_sinks(llama, given)
+    with pytest.warns(CrowdedSinksWarning, match=r"layers 0 \(100%\)"):
+        cw_lens.explain(llama, given)

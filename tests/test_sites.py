@@ -161,3 +161,26 @@ def test_a_wrong_gain_fails_the_identity_in_residual_space():
             cw_lens.capture(model, given)
     finally:
         sites._output_norm = original
+
+
+@on_four
+def test_an_output_multiplier_is_part_of_what_is_added():
+    for name, multiplier in (("falcon_h1", 0.3), ("granite", 0.22)):
+        model = wrapped(name)
+        layer = cw_lens.capture(model, prompts(model)).layers[0]
+        gain = layer.stream_gain[layer.query_mask]
+        torch.testing.assert_close(gain, torch.full_like(gain, multiplier))
+
+
+@pytest.mark.skipif(ON_FOUR, reason="HookedTransformer is gone in transformer-lens 4")
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "gpt_neox", "opt"])
+def test_value_biases_folded_in_a_hooked_transformer_are_refused(name):
+    model = wrapped(name)
+    given = prompts(model)
+    assert sites.weight_state(model) == ("raw",)
+    options = {"fold_ln": False, "center_writing_weights": False, "center_unembed": False}
+    model.load_and_process_state_dict(model.state_dict(), fold_value_biases=True, **options)
+    assert sites.weight_state(model) == ("value biases folded",)
+    with pytest.raises(InputError, match=r"layers 0, 1: the value biases have been folded"):
+        cw_lens.capture(model, given)
+    cw_lens.capture(model, given, allow_folded=True)

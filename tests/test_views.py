@@ -41,9 +41,9 @@ def hostile() -> Page:
     return explain_page(made_up_explanation(), recipe="cw-lens explain --text '</script><b>'")
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_edges_come_back_within_half_a_unit(causal):
-    explanation = made_up_explanation(words(9), causal=causal)
+@pytest.mark.parametrize(("causal", "gated"), [(True, False), (False, False), (True, True)])
+def test_edges_come_back_within_half_a_unit(causal, gated):
+    explanation = made_up_explanation(words(9), causal=causal, gated=gated)
     held = data_of(explain_page(explanation))["layers"]
     assert [layer["index"] for layer in held] == [0, 2]
     for layer, stored in zip(explanation.layers, held, strict=True):
@@ -54,12 +54,16 @@ def test_edges_come_back_within_half_a_unit(causal):
             "intra_head_contribution": intra_head_contributions(layer),
             "cosine": factors.cosine,
         }
+        if gated:  # a value's length differs from query to query
+            truth["relative_norm"] = factors.relative_norm
         rows, columns = torch.tril_indices(9, 9) if causal else torch.ones(9, 9).nonzero().T
         for name, edges in truth.items():
             expected = edges[0][:, rows, columns].flatten().numpy()
             scale = np.abs(expected).max()
             error = np.abs(unpacked(stored[name]) - expected).max()
             assert error <= scale / STEPS * 0.5001, name
+        if gated:
+            continue
         relative = unpacked(stored["value_norm"]).reshape(4, 1, 9) / unpacked(
             stored["output_norm"]
         ).reshape(1, 9, 1)
@@ -123,9 +127,10 @@ def test_each_library_is_there_once_and_nothing_is_fetched(hostile):
 
 
 @pytest.mark.parametrize(("tokens", "heads"), [(1, 4), (9, 4), (60, 6)])
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_size_is_known_before(tokens, heads, causal):
-    page = explain_page(made_up_explanation(words(tokens), heads=heads, causal=causal))
+@pytest.mark.parametrize(("causal", "gated"), [(True, False), (False, False), (True, True)])
+def test_the_size_is_known_before(tokens, heads, causal, gated):
+    explanation = made_up_explanation(words(tokens), heads=heads, causal=causal, gated=gated)
+    page = explain_page(explanation)
     actual = len(page.html.encode())
     assert actual <= page.estimated_bytes <= actual + 3000
     assert page.omissions == ()

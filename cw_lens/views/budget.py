@@ -55,11 +55,12 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
         _refuse_below(fixed_bytes, size_budget)
         return Selection({}, tuple(range(n_tokens)), (), fixed_bytes)
     causal = explanation.layers[0].causal
+    gated = explanation.layers[0].gate is not None
     n_heads = explanation.layers[0].pattern.shape[1]
     reserve = fixed_bytes + _OMISSION_BYTES
 
     def size(layer_count: int, head_count: int, token_count: int) -> int:
-        return reserve + layer_count * layer_bytes(head_count, token_count, causal)
+        return reserve + layer_count * layer_bytes(head_count, token_count, causal, gated)
 
     fewest_heads, fewest_tokens = min(FEWEST_HEADS, n_heads), min(FEWEST_TOKENS, n_tokens)
     _refuse_below(size(1, fewest_heads, fewest_tokens) + 8 * n_tokens, size_budget)
@@ -86,10 +87,10 @@ def fits_layer_scores(explanation: Explanation, size_budget: float) -> bool:
     return _base64_bytes(2 * numbers) <= size_budget / 4
 
 
-def layer_bytes(heads: int, tokens: int, causal: bool) -> int:
-    """Size of one layer's edges on the page."""
+def layer_bytes(heads: int, tokens: int, causal: bool, gated: bool = False) -> int:
+    """Size of one layer's edges on the page; a gated layer has one matrix more."""
     edges = tokens * (tokens + 1) // 2 if causal else tokens * tokens
-    matrices = len(MATRICES) * _base64_bytes(2 * heads * edges)
+    matrices = (len(MATRICES) + gated) * _base64_bytes(2 * heads * edges)
     lengths = _base64_bytes(4 * heads * tokens) + _base64_bytes(4 * tokens)
     return matrices + lengths + 5 * heads + _LAYER_OVERHEAD
 
