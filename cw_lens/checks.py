@@ -20,7 +20,7 @@ from cw_lens.probes import trial_prompts, write_miss
 from cw_lens.prompts import first_token_id, prompts_from_ids
 from cw_lens.runs import capture
 from cw_lens.scores import layer_scores, resolve_metrics
-from cw_lens.sites import attention_layers, attention_site, weight_state
+from cw_lens.sites import attention_layers, attention_sites, weight_state
 
 PASS, NOTE, REFUSE = "pass", "note", "refuse"
 NEVER_PADDED = "images are never padded"
@@ -112,8 +112,7 @@ def doctor(model: Any, *, allow_folded: bool = False) -> Diagnosis:
 
 def _layers(model: Any, _allow_folded: bool) -> list[Finding]:
     having, total = attention_layers(model), backend.n_layers(model)
-    for layer in having:
-        attention_site(model, layer)
+    attention_sites(model, having)
     without = sorted(set(range(total)) - set(having))
     if not without:
         return [Finding("attention", PASS, f"in all {total} layers", needed=True)]
@@ -179,7 +178,7 @@ def _worst(certificate: Certificate, error: float) -> str:
 
 
 def _space(model: Any, _allow_folded: bool) -> list[Finding]:
-    sites = [attention_site(model, layer) for layer in attention_layers(model)]
+    sites = attention_sites(model, attention_layers(model))
     normed = [site for site in sites if site.norm is not None]
     scaled = {site.multiplier for site in sites if site.multiplier != 1}
     notes = []

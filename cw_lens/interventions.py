@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cw_lens import backend
 from cw_lens.errors import CWLensError, InputError
-from cw_lens.sites import AttentionSite, UnsupportedModelError, attention_layers, attention_site
+from cw_lens.sites import AttentionSite, UnsupportedModelError, attention_layers, attention_sites
 
 Where = Mapping[int, Bool[Tensor, "batch head key"]]
 
@@ -78,7 +78,8 @@ def scaled_values(model: Any, factor: float, where: Where) -> Iterator[None]:
         yield
         return
     routes = _found_routes(model, list(marked))
-    edits = [_Edit(attention_site(model, i), mask, factor) for i, mask in marked.items()]
+    found = attention_sites(model, list(marked))
+    edits = [_Edit(site, marked[site.index], factor) for site in found]
     with ExitStack() as stack:
         for edit in edits:
             stack.enter_context(edit.active(*routes[edit.site.index]))
@@ -135,7 +136,7 @@ def _found_routes(model: Any, layers: list[int]) -> dict[int, tuple[str, int]]:
     """Route and number of query heads of each layer."""
     order: dict[int, list[str]] = {layer: [] for layer in layers}
     seen: dict[int, dict[str, Any]] = {layer: {} for layer in layers}
-    sites = [attention_site(model, layer) for layer in layers]
+    sites = attention_sites(model, layers)
 
     def note(layer: int, part: str) -> Callable[[Any], None]:
         def hook(tensor: Any) -> None:

@@ -15,7 +15,7 @@ from cw_lens.interventions import scaled_values, write_routes
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts, first_token_id, prompts_from_ids
 from cw_lens.runs import capture
-from cw_lens.sites import attention_site
+from cw_lens.sites import attention_sites
 
 POSITIONS = 12
 """Tokens of a trial text."""
@@ -100,10 +100,12 @@ def _output_hooks(
 
         return hook
 
-    sites = {layer: attention_site(model, layer) for layer in layers}
     return [
-        (site.attention if routes[layer] == "output" else site.points["output"], keep(layer))
-        for layer, site in sites.items()
+        (
+            site.attention if routes[site.index] == "output" else site.points["output"],
+            keep(site.index),
+        )
+        for site in attention_sites(model, layers)
     ]
 
 

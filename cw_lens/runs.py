@@ -236,7 +236,7 @@ def attention_sites(
     """
     if space not in SPACES:
         raise InputError(f"unknown space {space!r}; there are {', '.join(SPACES)}.")
-    found = [sites.attention_site(model, index) for index in indices]
+    found = sites.attention_sites(model, indices)
     sites.require_unfolded(found, allow_folded=allow_folded)
     return found
 

@@ -4,7 +4,7 @@ Told from what the model has rather than from its name. A TransformerBridge (4.x
 HookedTransformer (3.9) are told apart in the same way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,8 +142,17 @@ def attention_layers(model: Any) -> list[int]:
     return layers
 
 
-def attention_site(model: Any, layer: int) -> AttentionSite:
-    """Where `layer`'s attention is.
+def attention_sites(model: Any, layers: Sequence[int]) -> list[AttentionSite]:
+    """Where the attention of each of these layers is; raises as `attention_site`."""
+    _blocks(model)
+    hooks = model.hook_dict  # a bridge gathers it anew at each look
+    return [attention_site(model, layer, hooks) for layer in layers]
+
+
+def attention_site(
+    model: Any, layer: int, hooks: Mapping[str, nn.Module] | None = None
+) -> AttentionSite:
+    """Where `layer`'s attention is, out of the model's `hook_dict`.
 
     Raises:
         UnsupportedModelError: there is none, or it is not of the form sum(alpha v) W_O.
@@ -163,16 +172,16 @@ def attention_site(model: Any, layer: int) -> AttentionSite:
                 "matrix. It divides by the length of the sum, so no part of the output is any one "
                 "token's and contributions do not exist. Use a model without such a norm."
             )
-    hooks = model.hook_dict
+    known: Mapping[str, nn.Module] = model.hook_dict if hooks is None else hooks
     names = {part: name for part, name in cache_names(model, layer).items() if part != "output"}
-    missing = [name for name in names.values() if name not in hooks]
+    missing = [name for name in names.values() if name not in known]
     if missing:
         raise UnsupportedModelError(
             f"layer {layer} has no {', '.join(missing)}: TransformerLens does not show this "
             "attention's parts. If load_model or wrap_model, which force eager attention, made the "
             "model, its architecture is not supported; else load it with them."
         )
-    points: dict[str, nn.Module] = {part: hooks[name] for part, name in names.items()}
+    points: dict[str, nn.Module] = {part: known[name] for part, name in names.items()}
     norm_name = _norm_name(block)
     norm_module = None if norm_name is None else getattr(block, norm_name)
     projection = getattr(attention, "o", None)
@@ -218,7 +227,7 @@ def cache_names(model: Any, layer: int) -> dict[str, str]:
         "output": f"{prefix}.attn.o.hook_out" if bridge else f"{prefix}.hook_attn_out",
     }
     for gate in GATES:
-        if f"{prefix}.attn.{gate}" in model.hook_dict:
+        if hasattr(block.attn, gate):
             names["gate"] = f"{prefix}.attn.{gate}"
     norm = _norm_name(block)
     if norm is not None:
@@ -234,7 +243,7 @@ def weight_state(model: Any) -> tuple[str, ...]:
         state.append("compatibility mode")
     elif normalization.endswith("Pre"):
         state.append("layer norm folded")
-    sites = [attention_site(model, layer) for layer in attention_layers(model)]
+    sites = attention_sites(model, attention_layers(model))
     if any(site.folded for site in sites):
         state.append("value biases folded")
     if all(_centred(site.weight) for site in sites):
@@ -243,7 +252,7 @@ def weight_state(model: Any) -> tuple[str, ...]:
 
 
 def _blocks(model: Any) -> Any:
-    if not hasattr(model, "hook_dict"):
+    if not hasattr(model, "run_with_cache"):
         raise InputError(
             f"a {type(model).__name__} is no TransformerLens model. Load one with load_model, or "
             "wrap a Hugging Face model with wrap_model."

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import cw_lens
-from cw_lens import backend
+from cw_lens import backend, trials, wrapping
 from cw_lens.model_paths import ModelLoadError
 from cw_lens.models import load_model
 from cw_lens.prompts import prompts_from_ids
@@ -71,6 +71,16 @@ def test_a_model_that_transformer_lens_runs_otherwise_is_refused():
         ModelLoadError, match=r"does not run OpenAIGPTLMHeadModel as .* Use another"
     ):
         wrap_model(model)
+
+
+def test_a_token_that_sees_ahead_is_noticed_also_where_logits_hardly_change():
+    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4)
+    raw = randomised(transformers.OpenAIGPTLMHeadModel(config))
+    raw.config.architectures = ["OpenAIGPTLMHeadModel"]
+    held = trials.trial(raw)
+    model = wrapping._bridge(raw).eval()
+    found = trials.difference(model, held, tolerance=1.0)
+    assert found == "it differs in whether a token sees those after it"
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
