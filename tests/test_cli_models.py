@@ -3,11 +3,18 @@
 import json
 
 import pytest
+from rich.console import Console
 
+from cw_lens import cli
 from tests.families import hf_model
 from tests.test_cli import run, save  # noqa: F401 - a fixture
 
 TEXT = "The ferry was pulled ashore."
+
+
+@pytest.fixture(autouse=True)
+def _wide_console(monkeypatch):
+    monkeypatch.setattr(cli, "_console", Console(width=200))
 
 
 @pytest.fixture
