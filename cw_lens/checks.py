@@ -88,22 +88,12 @@ def doctor(model: Any, *, allow_folded: bool = False) -> Diagnosis:
         allow_folded: as `capture`.
     """
     findings: list[Finding] = []
-    for check in (
-        _layers,
-        _identities,
-        _space,
-        _weights,
-        _writes,
-        _left_padding,
-        _right_padding,
-        _start,
-    ):
+    for check, (feature, needed) in FEATURES.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 findings += check(model, allow_folded)
         except CWLensError as error:
-            feature, needed = FEATURES[check]
             findings.append(Finding(feature, REFUSE, *_cause_and_remedy(str(error)), needed))
             if check is _layers:
                 break  # all others would say the same
@@ -308,4 +298,5 @@ FEATURES: dict[Callable[[Any, bool], list[Finding]], tuple[str, bool]] = {
     _right_padding: ("right padding", False),
     _start: ("first token", False),
 }
-"""What each check is called where it cannot be made, and whether the toolkit needs it."""
+"""The checks in their order: what each is called where it cannot be made, and whether the toolkit
+needs it."""
