@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from cw_lens.errors import CWLensError, InputError
+from cw_lens.norms import OutputNorm, output_norm
 
 GATES = ("hook_q_gate", "hook_gate")
 """Hook points at which TransformerLens shows a gate on sum(alpha v), before its sigmoid."""
@@ -34,27 +34,6 @@ ENCODER_DECODER = (
 
 class UnsupportedModelError(CWLensError, RuntimeError):
     """The model's attention is not of the form sum(alpha v) W_O, or cannot be read."""
-
-
-@dataclass(frozen=True)
-class OutputNorm:
-    """What a norm after the output matrix does besides dividing each vector by a scalar.
-
-    Attributes:
-        gain: factor of each component, up to one common factor.
-        centred: whether the mean over components is taken away first (LayerNorm).
-        bias: what the norm adds, or None.
-    """
-
-    gain: Float[Tensor, " d_model"]
-    centred: bool
-    bias: Float[Tensor, " d_model"] | None
-
-    def applied(self, vectors: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
-        """Centring and gain alone: linear, without the scalar and without the bias."""
-        if self.centred:
-            vectors = vectors - vectors.mean(dim=-1, keepdim=True)
-        return vectors * self.gain.to(vectors)
 
 
 @dataclass(frozen=True)
@@ -206,7 +185,7 @@ def attention_site(
         attention=attention,
         weight=weight,
         b_O=b_O,
-        norm=None if norm_module is None else _output_norm(norm_module, weight),
+        norm=None if norm_module is None else output_norm(norm_module, weight),
         multiplier=_multiplier(outer),
         clamp=_clamp(inner),
         heads_first=hasattr(attention, "kv_b_proj"),
@@ -277,28 +256,6 @@ def _norm_name(block: Any) -> str | None:
     if getattr(getattr(block, "cfg", None), "original_architecture", None) in LN1_AFTER_ATTENTION:
         return "ln1"
     return "ln1_post" if getattr(block, "ln1_post", None) is not None else None
-
-
-def _output_norm(norm: Any, weight: Tensor) -> OutputNorm:
-    """The linear part of a norm, found by running it on two vectors.
-
-    A vector of alternating signs has mean 0 and length 1 by either rule, so that what comes out
-    is the gain; a constant vector comes out as nothing where the mean is taken away.
-    """
-    function = getattr(norm, "original_component", norm)
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    if isinstance(function, nn.LayerNorm):  # it takes no other dtype than its own
-        dtype = weight.dtype
-    with torch.no_grad():
-        zero = torch.zeros(1, 1, weight.shape[1], dtype=dtype, device=weight.device)
-        signs = torch.ones_like(zero)
-        signs[..., 1::2] = -1
-        constant, bias = function(torch.ones_like(zero)), function(zero)
-        centred = bool((constant - bias).abs().max() < 1e-2 * (function(signs) - bias).abs().max())
-        if centred:
-            signs = signs - signs.mean()
-        gain = ((function(signs) - bias) / signs)[0, 0]
-    return OutputNorm(gain, centred, bias[0, 0] if bias.any() else None)
 
 
 def _multiplier(block: Any) -> float:

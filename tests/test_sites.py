@@ -134,7 +134,7 @@ def test_a_layer_norm_after_the_output_matrix_is_centred_and_its_bias_left_out()
     with torch.no_grad():
         norm.weight.copy_(1 + torch.randn(32))
         norm.bias.copy_(torch.randn(32))
-    found = sites._output_norm(norm, torch.zeros(1, 32))
+    found = sites.output_norm(norm, torch.zeros(1, 32))
     assert found.centred
     vectors = torch.randn(5, 32)
     scale = 1 / (vectors.var(dim=-1, unbiased=False) + norm.eps).sqrt()
@@ -144,7 +144,7 @@ def test_a_layer_norm_after_the_output_matrix_is_centred_and_its_bias_left_out()
     torch.testing.assert_close(rebuilt, expected, atol=1e-5, rtol=1e-4)
     inner = model.blocks[0].ln1_post
     if hasattr(inner, "original_component"):
-        found = sites._output_norm(inner, torch.zeros(1, 32))
+        found = sites.output_norm(inner, torch.zeros(1, 32))
         assert not found.centred and found.bias is None
 
 
@@ -152,15 +152,15 @@ def test_a_wrong_gain_fails_the_identity_in_residual_space():
     """The fold is proved on every run: a gain that is not the model's is refused."""
     model = wrapped("gemma2")
     given = prompts(model)
-    original = sites._output_norm
+    original = sites.output_norm
     try:
-        sites._output_norm = lambda norm, weight: sites.OutputNorm(
+        sites.output_norm = lambda norm, weight: sites.OutputNorm(
             torch.ones(weight.shape[1]), False, None
         )
         with pytest.raises(IdentityError, match=r"layer 0: z W_O \+ b_O misses .* norm or gate"):
             cw_lens.capture(model, given)
     finally:
-        sites._output_norm = original
+        sites.output_norm = original
 
 
 @on_four
