@@ -391,6 +391,19 @@ def test_a_bidirectional_head_shows_what_comes_later(chromium, tmp_path):
         assert page.complaints == []
 
 
+def test_a_gated_layer_shows_lengths_as_each_query_sees_them(chromium, tmp_path):
+    explanation = made_up_explanation(words(6), gated=True)
+    with opened(chromium, explain_page(explanation).save(tmp_path / "gated.html")) as page:
+        truth = decompose(explanation.layers[0])
+        page.tab.locator("#factor-controls select").nth(1).select_option("0")
+        drawn = {plot["name"]: plot["z"] for plot in page.plots("factors")}
+        (name,) = [name for name in drawn if "norm" in name]
+        lengths = np.tril(np.array(drawn[name], dtype=float))
+        expected = truth.relative_norm[0, 0].tril().numpy()
+        np.testing.assert_allclose(lengths, expected, atol=1e-3 * expected.max())
+        assert page.complaints == []
+
+
 def test_the_page_works_in_a_notebook_frame(chromium, explanation, tmp_path):
     path = tmp_path / "notebook.html"
     path.write_text(f"<!doctype html><meta charset=utf-8>{explain_page(explanation)._repr_html_()}")
