@@ -15,7 +15,7 @@ DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore 
 	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt -e '.[dev]'
 	touch $@
 
-.PHONY: demo test test-tl3 check bench clean
+.PHONY: demo test test-tl3 check bench tables clean
 
 demo: .venv/ready
 	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
@@ -35,6 +35,12 @@ check: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
+
+# The generated pages of docs/.
+tables: .venv/ready .venv-tl3/ready
+	.venv/bin/python -m tests.what_works
+	.venv-tl3/bin/python -m tests.what_works
+	.venv/bin/python benchmarks/precision.py
 
 clean:
 	rm -rf .venv .venv-tl3 runs .pytest_cache .ruff_cache .hypothesis *.egg-info
