@@ -210,8 +210,8 @@ def prompts(model: Any, lengths: tuple[int, ...] = (9, 6), side: str = "right") 
     return prompts_from_ids(model, rows, padding_side=side)
 
 
-def randomised(model: Any) -> Any:
-    """Every weight drawn anew: matrices keep sizes, biases have size 2, gains differ in sign."""
+def randomised(model: Any, spread: float = 1.0) -> Any:
+    """Every weight drawn anew: matrices keep sizes, biases have size 2, gains 1 and `spread`."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -219,7 +219,7 @@ def randomised(model: Any) -> Any:
             if name.endswith("bias"):
                 parameter.copy_(2 * noise)
             elif parameter.ndim == 1:  # norms
-                parameter.copy_(1 + noise)
+                parameter.copy_(1 + spread * noise)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
     return model.eval()

@@ -9,6 +9,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.families import randomised
+
 VOCABULARY = 97
 
 
@@ -27,7 +29,7 @@ def tiny_llama(heads: int = 4, groups: int = 2, bias: bool = False, seed: int = 
         bos_token_id=1,
         eos_token_id=2,
     )
-    return _randomised(LlamaForCausalLM(config))
+    return randomised(LlamaForCausalLM(config), spread=0.5)
 
 
 def tiny_gpt2(seed: int = 0):
@@ -42,7 +44,7 @@ def tiny_gpt2(seed: int = 0):
         bos_token_id=1,
         eos_token_id=2,
     )
-    return _randomised(GPT2LMHeadModel(config))
+    return randomised(GPT2LMHeadModel(config), spread=0.5)
 
 
 def tiny_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
@@ -57,17 +59,3 @@ def tiny_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>" if bos else None, eos_token="</s>"
     )
-
-
-def _randomised(model):
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("bias"):
-                parameter.copy_(2 * noise)
-            elif parameter.ndim == 1:  # norms
-                parameter.copy_(1 + 0.5 * noise)
-            else:
-                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-    return model.eval()
