@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from cw_lens.errors import CWLensError
 from cw_lens.geometry import low_outputs
-from cw_lens.layer import LayerAttention, layer_attention
+from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
+from cw_lens.site_layers import norm_scale, site_layer, without_norm_bias
 from cw_lens.sites import AttentionSite
 
 TOLERANCE = {
@@ -78,25 +79,10 @@ def certified_layer(
         IdentityError: naming the layer, the size of the miss and its likely causes.
     """
     pattern = parts["pattern"]
-    device = pattern.device
-    mask = prompts.mask.to(device)
+    mask = prompts.mask.to(pattern.device)
     tolerance = TOLERANCE[pattern.dtype]
-    dtype = torch.promote_types(pattern.dtype, torch.float32)
-    W_O = site.W_O(pattern.shape[1]).to(device, dtype)
-    b_O = None if site.b_O is None else site.b_O.detach().to(device, dtype)
     norm = site.norm if space == "residual" else None
-    layer = layer_attention(
-        site.index,
-        pattern,
-        parts["value"],
-        W_O=W_O if norm is None else norm.applied(W_O),
-        b_O=b_O if norm is None or b_O is None else norm.applied(b_O),
-        residual=parts["residual"].to(device),
-        ids=prompts.ids.to(device),
-        mask=mask,
-        causal=_is_causal(pattern, mask),
-        gate=parts.get("gate"),
-    )
+    layer = site_layer(site, parts, prompts, space)
     if not mask.all():
         _require_padding_unseen(site.index, pattern, mask, tolerance)
     value_error = _relative_miss(layer.z, parts["z"].to(layer.z), mask[:, None])
@@ -108,9 +94,9 @@ def certified_layer(
             "or a hook of yours that writes."
         )
     rebuilt = layer.output if layer.b_O is None else layer.output + layer.b_O
-    scale = None if site.norm is None else _norm_scale(site, parts["normed"], rebuilt, space)
-    if norm is not None and scale is not None:
-        true = _without_bias(site, parts["normed"].to(rebuilt))
+    if norm is not None:
+        scale = norm_scale(layer, site, parts["normed"], space)
+        true = without_norm_bias(site, parts["normed"].to(rebuilt))
         output_error = _relative_miss(rebuilt * scale[..., None], true, mask)
         if (scale <= 0)[mask & (rebuilt.norm(dim=-1) > 0)].any():
             output_error = float("inf")  # no norm turns an output round, or into nothing
@@ -134,19 +120,7 @@ def certified_layer(
         dtype=str(pattern.dtype).removeprefix("torch."),
         space=space,
     )
-    if scale is not None or site.multiplier != 1 or space != layer.space:
-        layer = replace(layer, stream_gain=_stream_gain(layer, site, scale, space), space=space)
     return layer, certificate
-
-
-def _is_causal(
-    pattern: Float[Tensor, "batch head query key"], mask: Bool[Tensor, "batch query"]
-) -> bool:
-    """Whether no first query attends to a later key, as one of a bidirectional model does."""
-    first = mask.int().argmax(dim=1)
-    later = mask & (torch.arange(mask.shape[1], device=mask.device) > first[:, None])
-    row = pattern.take_along_dim(first[:, None, None, None], dim=2).squeeze(2)
-    return not bool(row.masked_fill(~later[:, None], 0.0).any())
 
 
 def _require_padding_unseen(
@@ -167,42 +141,6 @@ def _require_padding_unseen(
             f"layer {index}: a real query gives {leaked:.2g} of its attention to padding. "
             "The model ignores the padding mask; run its texts one by one."
         )
-
-
-def _without_bias(
-    site: AttentionSite, normed: Float[Tensor, "batch query d_model"]
-) -> Float[Tensor, "batch query d_model"]:
-    bias = None if site.norm is None else site.norm.bias
-    return normed if bias is None else normed - bias.to(normed)
-
-
-def _norm_scale(
-    site: AttentionSite, normed: Tensor, rebuilt: Float[Tensor, "batch query d_model"], space: str
-) -> Float[Tensor, "batch query"]:
-    """The scalar by which the norm multiplied each output: what fits best, never negative."""
-    unscaled = rebuilt
-    if space == "attention" and site.norm is not None:
-        unscaled = site.norm.applied(rebuilt)
-    true = _without_bias(site, normed.to(rebuilt))
-    scale = (true * unscaled).sum(dim=-1) / unscaled.square().sum(dim=-1).clamp_min(1e-30)
-    return scale.clamp_min(0.0)
-
-
-def _stream_gain(
-    layer: LayerAttention,
-    site: AttentionSite,
-    scale: Float[Tensor, "batch query"] | None,
-    space: str,
-) -> Float[Tensor, "batch query"] | None:
-    """||what is added to the stream|| / ||output||, biases left out; None where it is 1."""
-    if scale is None and site.multiplier == 1:
-        return None
-    gain = torch.full_like(layer.output[..., 0], site.multiplier)
-    if scale is not None:
-        gain = gain * scale
-    if site.norm is not None and space == "attention":
-        gain = gain * site.norm.applied(layer.output).norm(dim=-1) / layer.output_norm
-    return gain.masked_fill(~layer.query_mask, 0.0)
 
 
 def _relative_miss(

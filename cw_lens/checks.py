@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cw_lens import backend
 from cw_lens.certificates import TOLERANCE, Certificate
+from cw_lens.edits import ROUTES, write_routes
 from cw_lens.errors import CWLensError
 from cw_lens.geometry import inter_head_contributions
-from cw_lens.interventions import ROUTES, write_routes
 from cw_lens.layer import LayerAttention
 from cw_lens.probes import trial_prompts, write_miss
 from cw_lens.prompts import first_token_id, prompts_from_ids

@@ -1,5 +1,6 @@
 """Norms behind the output matrix: what is linear in them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ class OutputNorm:
         gain: factor of each component, up to one common factor.
         centred: whether the mean over components is taken away first (LayerNorm).
         bias: what the norm adds, or None.
+        function: the norm itself.
     """
 
     gain: Float[Tensor, " d_model"]
     centred: bool
     bias: Float[Tensor, " d_model"] | None
+    function: Callable[[Tensor], Tensor]
 
     def applied(self, vectors: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
         """Centring and gain alone: linear, without the scalar and without the bias."""
@@ -48,4 +51,4 @@ def output_norm(norm: Any, weight: Tensor) -> OutputNorm:
         if centred:
             signs = signs - signs.mean()
         gain = ((function(signs) - bias) / signs)[0, 0]
-    return OutputNorm(gain, centred, bias[0, 0] if bias.any() else None)
+    return OutputNorm(gain, centred, bias[0, 0] if bias.any() else None, function)

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cw_lens import backend
+from cw_lens.edits import write_routes
 from cw_lens.images import prompts_from_images
-from cw_lens.interventions import scaled_values, write_routes
+from cw_lens.interventions import scaled_values
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts, first_token_id, prompts_from_ids
 from cw_lens.runs import capture

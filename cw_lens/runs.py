@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cw_lens import backend, sites
 from cw_lens.certificates import SPACES, Certificate, certified_layer
+from cw_lens.edits import as_written
 from cw_lens.errors import CWLensWarning, InputError
-from cw_lens.interventions import as_written
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
 from cw_lens.sites import AttentionSite

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cw_lens
-from cw_lens import backend, checks, interventions, probes
+from cw_lens import backend, checks, edits, probes
 from cw_lens.checks import doctor
 from cw_lens.prompts import prompts_from_ids
 from tests.conftest import ON_FOUR
@@ -56,8 +56,8 @@ def test_folded_value_biases_are_refused_unless_allowed():
 
 
 def test_a_write_that_leaves_something_else_is_refused(llama, monkeypatch):
-    lost = interventions._Edit._lost
-    monkeypatch.setattr(interventions._Edit, "_lost", lambda self: 0.9 * lost(self))
+    lost = edits.Edit.lost
+    monkeypatch.setattr(edits.Edit, "lost", lambda self: 0.9 * lost(self))
     finding = doctor(llama)["mask and scale values"]
     assert finding.status == "refuse"
     assert "misses what the write should have left by" in finding.what
@@ -65,8 +65,8 @@ def test_a_write_that_leaves_something_else_is_refused(llama, monkeypatch):
 
 
 def test_a_write_that_reaches_another_head_is_refused(llama, monkeypatch):
-    lost = interventions._Edit._lost
-    monkeypatch.setattr(interventions._Edit, "_lost", lambda self: lost(self).roll(1, dims=1))
+    lost = edits.Edit.lost
+    monkeypatch.setattr(edits.Edit, "lost", lambda self: lost(self).roll(1, dims=1))
     assert doctor(llama)["mask and scale values"].status == "refuse"
 
 

@@ -6,7 +6,7 @@ import torch
 import cw_lens
 from cw_lens import backend
 from cw_lens.errors import InputError
-from cw_lens.interventions import InterventionError, write_routes
+from cw_lens.edits import InterventionError, write_routes
 from cw_lens.prompts import prompts_from_ids
 from cw_lens.sites import attention_layers
 from tests import oracles
@@ -79,12 +79,12 @@ def test_capture_inside_reads_the_model_as_it_then_is(llama):
 def test_an_intervention_that_changes_nothing_is_an_error(name):
     model = wrapped(name)
     given = prompts_from_ids(model, [[4, 5, 6], [4, 5]])
-    message = "layer 0: scaling values changed nothing, because the model was not run.* Run the"
+    message = "layer 0: changing values changed nothing, because the model was not run.* Run the"
     with pytest.raises(InterventionError, match=message):
         with cw_lens.masked_values(model, {0: marked((0, 1, 2), keys=3)}):
             pass
     padding = marked((0, 1, 1), (1, 1, 2), keys=3)
-    message = "layer 1: scaling .* no value marked in example 1 has any weight. Mark real keys"
+    message = "layer 1: changing .* no value marked in example 1 has any weight. Mark real keys"
     with pytest.raises(InterventionError, match=message):
         with cw_lens.masked_values(model, {0: marked((0, 1, 0), keys=3), 1: padding}):
             run(model, given)

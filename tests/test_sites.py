@@ -155,7 +155,7 @@ def test_a_wrong_gain_fails_the_identity_in_residual_space():
     original = sites.output_norm
     try:
         sites.output_norm = lambda norm, weight: sites.OutputNorm(
-            torch.ones(weight.shape[1]), False, None
+            torch.ones(weight.shape[1]), False, None, norm
         )
         with pytest.raises(IdentityError, match=r"layer 0: z W_O \+ b_O misses .* norm or gate"):
             cw_lens.capture(model, given)
