@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from cw_lens.certificates import IdentityError as IdentityError
     from cw_lens.checks import Diagnosis as Diagnosis
     from cw_lens.checks import doctor as doctor
+    from cw_lens.corpora import load_corpus as load_corpus
     from cw_lens.errors import CWLensError as CWLensError
     from cw_lens.errors import CWLensWarning as CWLensWarning
     from cw_lens.errors import InputError as InputError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cw_lens.geometry import target_contributions as target_contributions
     from cw_lens.images import prompts_from_images as prompts_from_images
     from cw_lens.interventions import masked_values as masked_values
+    from cw_lens.interventions import replaced_values as replaced_values
     from cw_lens.interventions import scaled_values as scaled_values
     from cw_lens.layer import LayerAttention as LayerAttention
     from cw_lens.layer import layer_attention as layer_attention
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from cw_lens.prompts import Prompts as Prompts
     from cw_lens.prompts import prompts_from_ids as prompts_from_ids
     from cw_lens.prompts import tokenize as tokenize
+    from cw_lens.removal import removal_plan as removal_plan
     from cw_lens.runs import Run as Run
     from cw_lens.runs import capture as capture
     from cw_lens.runs import from_cache as from_cache
@@ -43,8 +46,11 @@ if TYPE_CHECKING:
     from cw_lens.scores import token_scores as token_scores
     from cw_lens.sinks import SINK_DETECTORS as SINK_DETECTORS
     from cw_lens.sinks import find_sinks as find_sinks
+    from cw_lens.studies.curves import RemovalCurves as RemovalCurves
+    from cw_lens.studies.curves import removal_curves as removal_curves
     from cw_lens.studies.explain import Explanation as Explanation
     from cw_lens.studies.explain import explain as explain
+    from cw_lens.studies.faithfulness import faithfulness as faithfulness
     from cw_lens.views import Page as Page
     from cw_lens.views import explain_page as explain_page
     from cw_lens.wrapping import wrap_model as wrap_model
@@ -70,15 +76,19 @@ _HOME = {
         "projections",
         "target_contributions",
     ],
+    "corpora": ["load_corpus"],
     "images": ["prompts_from_images"],
-    "interventions": ["masked_values", "scaled_values"],
+    "interventions": ["masked_values", "replaced_values", "scaled_values"],
     "layer": ["LayerAttention", "layer_attention"],
     "metrics": ["METRICS"],
     "models": ["load_model"],
     "prompts": ["Prompts", "prompts_from_ids", "tokenize"],
+    "removal": ["removal_plan"],
     "scores": ["TokenScores", "token_scores"],
     "sinks": ["SINK_DETECTORS", "find_sinks"],
+    "studies.curves": ["RemovalCurves", "removal_curves"],
     "studies.explain": ["Explanation", "explain"],
+    "studies.faithfulness": ["faithfulness"],
     "views": ["Page", "explain_page"],
     "wrapping": ["wrap_model"],
 }

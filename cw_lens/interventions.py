@@ -99,7 +99,7 @@ def scaled_values(model: Any, factor: float, where: Where) -> Iterator[None]:
 
 @contextmanager
 def replaced_values(
-    model: Any, where: Where, values: Mapping[int, Float[Tensor, "batch head key d_head"]]
+    model: Any, where: Where, values: Mapping[int, Float[Tensor, "..."]]
 ) -> Iterator[None]:
     """Inside, the values marked are others: alpha v becomes alpha times the value given.
 

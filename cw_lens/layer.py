@@ -170,6 +170,18 @@ class LayerAttention:
         block.__dict__["projected_value_norm"] = self.projected_value_norm[:, :, :keys]
         return block
 
+    def examples(self, rows: slice) -> "LayerAttention":
+        """The same layer for these examples of the batch alone: views, not copies."""
+        if len(range(*rows.indices(len(self.mask)))) == len(self.mask):
+            return self
+        by_example = ("pattern", "value", "z", "output", "residual", "prompt_digest", "mask")
+        by_example += ("output_floor", "head_output_floor")
+        optional = ("gate", "stream_gain", "z_gradient")
+        held = (*by_example, *(name for name in optional if getattr(self, name) is not None))
+        part = replace(self, **{name: getattr(self, name)[rows] for name in held})
+        part.__dict__["gram"] = self.gram
+        return part
+
     def query_blocks(self, size: int) -> Iterator["LayerAttention"]:
         """The layer cut into blocks of at most `size` queries, in order."""
         total = self.pattern.shape[2]

@@ -109,22 +109,22 @@ def gradient(layer: LayerAttention) -> Edges:
 
 
 def random(layer: LayerAttention, seed: int = 0) -> Edges:
-    """Uniform in [0, 1), a control with equal budget; functools.partial sets another seed.
+    """Uniform in [0, 1) for each head and key, a control; functools.partial sets another seed.
 
-    Fixed by the seed, the example's own tokens, layer, head, query and key, so that an example
-    alone, in a padded batch and in query blocks gets the same numbers.
+    All queries give a key the same number, so that its token score is uniform too: means over
+    queries of separate numbers would gather around 1/2 for early keys, and a ranking by them would
+    begin and end with late ones. Fixed by the seed, the example's own tokens, layer, head and key,
+    so that an example alone, in a padded batch and in query blocks gets the same numbers.
     """
     device = layer.pattern.device
-    heads, rows = layer.pattern.shape[1:3]
-    first = layer.first[:, None]
-    query = torch.arange(layer.query_start, layer.query_start + rows, device=device) - first
-    key = torch.arange(layer.mask.shape[1], device=device) - first
-    state = mixed(layer.prompt_digest + seed)[:, None, None, None]
+    heads = layer.pattern.shape[1]
+    key = torch.arange(layer.mask.shape[1], device=device) - layer.first[:, None]
+    state = mixed(layer.prompt_digest + seed)[:, None, None]
     state = mixed(state + layer.index)
-    state = mixed(state + torch.arange(heads, device=device)[:, None, None])
-    state = mixed(state + query[:, None, :, None])
-    state = mixed(state + key[:, None, None, :])
-    return uniform(state).to(layer.pattern).masked_fill(~layer.edge_mask[:, None], 0.0)
+    state = mixed(state + torch.arange(heads, device=device)[:, None])
+    state = mixed(state + key[:, None, :])
+    edges = uniform(state).to(layer.pattern)[:, :, None].expand(layer.pattern.shape)
+    return edges.masked_fill(~layer.edge_mask[:, None], 0.0)
 
 
 METRICS: dict[str, Metric] = {

@@ -1,7 +1,6 @@
 """Trying a model out: short random inputs, and writes whose effect is known beforehand."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from cw_lens.edits import write_routes
 from cw_lens.images import prompts_from_images
 from cw_lens.interventions import scaled_values
 from cw_lens.layer import LayerAttention
-from cw_lens.prompts import Prompts, first_token_id, prompts_from_ids
+from cw_lens.prompts import Prompts, first_token_id, prompts_from_ids, repeated
 from cw_lens.runs import capture
 from cw_lens.sites import attention_sites
 
@@ -57,7 +56,7 @@ def write_miss(model: Any, layers: list[int]) -> float:
 
 
 def _write_miss(model: Any, layers: list[int]) -> float:
-    given = _repeated(trial_prompts(model), len(layers) + 1)
+    given = repeated(trial_prompts(model), len(layers) + 1)
     clean = capture(model, given, layers=layers, space="attention", allow_folded=True).layers
     masked: dict[int, Tensor] = {}
     halved: dict[int, Tensor] = {}
@@ -124,14 +123,3 @@ def _written(
         value = value * layer.gate[row, head]
     projected = einsum(value, layer.W_O[head], "query d, d model -> query model")
     return layer.pattern[row, head, :, key, None] * projected
-
-
-def _repeated(prompts: Prompts, times: int) -> Prompts:
-    return replace(
-        prompts,
-        ids=prompts.ids.repeat(times, 1),
-        mask=prompts.mask.repeat(times, 1),
-        tokens=prompts.tokens * times,
-        bos=prompts.bos * times,
-        pixels=None if prompts.pixels is None else prompts.pixels.repeat(times, 1, 1, 1),
-    )

@@ -3,7 +3,7 @@
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,6 +156,37 @@ def prompts_from_ids(
     begins = tuple(bos is not None and row[0] == bos for row in rows)
     _warn_about_bos(rows, bos, tokenizer)
     return Prompts(ids=ids.to(device), mask=mask.to(device), tokens=tokens, bos=begins)
+
+
+def one_by_one(prompts: Prompts) -> list[Prompts]:
+    """Each example on its own, without its padding."""
+    alone = []
+    for row in range(len(prompts)):
+        real = prompts.mask[row]
+        tokens = zip(prompts.tokens[row], real.tolist(), strict=True)
+        alone.append(
+            replace(
+                prompts,
+                ids=prompts.ids[row : row + 1, real],
+                mask=prompts.mask[row : row + 1, real],
+                tokens=(tuple(token for token, held in tokens if held),),
+                bos=(prompts.bos[row],),
+                pixels=None if prompts.pixels is None else prompts.pixels[row : row + 1],
+            )
+        )
+    return alone
+
+
+def repeated(prompts: Prompts, times: int) -> Prompts:
+    """The same examples, several times over."""
+    return replace(
+        prompts,
+        ids=prompts.ids.repeat(times, 1),
+        mask=prompts.mask.repeat(times, 1),
+        tokens=prompts.tokens * times,
+        bos=prompts.bos * times,
+        pixels=None if prompts.pixels is None else prompts.pixels.repeat(times, 1, 1, 1),
+    )
 
 
 def first_token_id(tokenizer: Any) -> int | None:

@@ -5,8 +5,8 @@ import torch
 
 import cw_lens
 from cw_lens import backend
-from cw_lens.errors import InputError
 from cw_lens.edits import InterventionError, write_routes
+from cw_lens.errors import InputError
 from cw_lens.prompts import prompts_from_ids
 from cw_lens.sites import attention_layers
 from tests import oracles
@@ -155,3 +155,57 @@ def test_routes_are_found_beside_open_writes(llama):
     with cw_lens.masked_values(llama, {0: marked((0, 1, 2))}):
         assert write_routes(llama, [0, 1]) == {0: "z", 1: "z"}
         run(llama, prompts(llama))
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "bert", "gemma2"])
+def test_a_value_replaced_writes_what_the_new_one_would(name):
+    """One query head and key: the output changes by alpha (new - v) W_O, the rest stays."""
+    model = wrapped(name)
+    given = prompts(model)
+    index = attention_layers(model)[-1]
+    layer = cw_lens.capture(model, given, layers=[index], space="attention").layers[0]
+    mask, new = marked((1, 2, 3)), torch.zeros_like(layer.value)
+    new[1, 2, 3] = torch.arange(layer.value.shape[-1], dtype=torch.float32)
+    with cw_lens.replaced_values(model, {index: mask}, {index: new}):
+        changed = cw_lens.capture(model, given, layers=[index], space="attention").layers[0]
+    difference = (new - layer.value)[1, 2, 3] @ layer.W_O[2]
+    expected = layer.output.clone()
+    expected[1] += layer.pattern[1, 2, :, 3, None] * difference
+    torch.testing.assert_close(changed.output, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(changed.output[0], layer.output[0])
+    with cw_lens.replaced_values(model, {index: mask}, {index: torch.zeros_like(new)[:1]}):
+        nothing = run(model, given)
+    with cw_lens.masked_values(model, {index: mask}):
+        masked = run(model, given)
+    torch.testing.assert_close(nothing[1], masked[1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_last_replacement_of_a_value_stands(llama):
+    given, mask = prompts(llama), {0: marked((0, 1, 2))}
+    layer = cw_lens.capture(llama, given, layers=[0]).layers[0]
+    first, second = torch.ones_like(layer.value), torch.full_like(layer.value, -2.0)
+    with cw_lens.replaced_values(llama, mask, {0: second}):
+        alone = run(llama, given)
+    with cw_lens.replaced_values(llama, mask, {0: first}):
+        with cw_lens.replaced_values(llama, mask, {0: second}):
+            nested = run(llama, given)
+    torch.testing.assert_close(nested[0], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_replacements_that_do_not_fit_are_refused(llama):
+    given, mask = prompts(llama), {0: marked((0, 1, 2))}
+    value = torch.zeros(2, 4, 9, 8)
+    broken = value.clone()
+    broken[0, 1, 2, 0] = torch.nan
+    for values, message in (
+        ({}, "layer 0 has marked values and no values to put there"),
+        ({0: value[:, :3]}, r"layer 0: the new values have shape \(2, 3, 9, 8\), the mask"),
+        ({0: broken}, "layer 0: the new values hold NaN or infinity where marked"),
+    ):
+        with pytest.raises(InputError, match=message):
+            with cw_lens.replaced_values(llama, mask, values):
+                pass
+    for values in (value[..., :5], value.repeat(2, 1, 1, 1)):
+        with pytest.raises(InputError, match=r"layer 0: the new values .* batch 2 and d_head 8"):
+            with cw_lens.replaced_values(llama, mask, {0: values}):
+                run(llama, given)

@@ -1,34 +1,21 @@
-"""The command line. Heavy imports wait until a command runs, so that --help is quick."""
+"""`cw-lens explain`: one text, and what each of its tokens gives."""
 
-import logging
 import shlex
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
-from cw_lens.errors import CWLensError, CWLensWarning, InputError
+from cw_lens.cli.console import console, progress_bar
+from cw_lens.errors import InputError
 from cw_lens.weights import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from cw_lens.studies.explain import Explanation
 
 MAX_ROWS = 12
-
-
-class ModelRefusedError(CWLensError):
-    """Doctor found that the toolkit cannot work on the model."""
-
-
-_console = Console()
-_errors = Console(stderr=True)
 
 
 def explain(
@@ -81,8 +68,9 @@ def explain(
         "dtype": dtype,
         "device": device,
     }
-    with _console.status("importing torch and TransformerLens"):
+    with console.status("importing torch and TransformerLens"):
         from cw_lens import report, views
+        from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
         from cw_lens.prompts import tokenize
         from cw_lens.runs import layer_indices
@@ -90,19 +78,13 @@ def explain(
         from cw_lens.studies.explain import explain as run_explain
 
     resolve_metrics(metrics or ("attention",))
-    report.prepare_folder(out, configuration)
-    with _console.status(f"loading {model}"):
+    prepare_folder(out, configuration)
+    with console.status(f"loading {model}"):
         loaded = load_model(model, dtype=dtype, device=device)
     if layers:
         layer_indices(loaded, layers)
     prompts = tokenize(loaded, content, truncate=truncate)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=_console, transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("reading layers", total=len(layer_indices(loaded, None)))
         explanation = run_explain(
             loaded,
@@ -113,94 +95,21 @@ def explain(
             allow_folded=allow_folded,
             progress=lambda done: progress.update(task, completed=done),
         )
-    _console.print(f"drawing the page, at most {size_budget:g} MB")
+    console.print(f"drawing the page, at most {size_budget:g} MB")
     page = views.explain_page(
         explanation, size_budget=size_budget * 1e6, recipe=shlex.join(["cw-lens", *sys.argv[1:]])
     )
-    _console.print(f"estimated {page.estimated_bytes / 1e6:.1f} MB")
+    console.print(f"estimated {page.estimated_bytes / 1e6:.1f} MB")
     for omission in page.omissions:
-        _console.print(f"left out of the page: {omission}")
+        console.print(f"left out of the page: {omission}")
     report.write_explanation(out, explanation, page, configuration)
     worst = report.worst_certificate(explanation.certificates)
-    _console.print(_first_token_table(explanation))
-    _console.print(
+    console.print(_first_token_table(explanation))
+    console.print(
         f"certificate: sum of alpha v W_O equals every layer's output within "
         f"{worst.error:.1e} (tolerance {worst.tolerance:.0e})"
     )
-    _console.print(f"page: {(out / 'report.html').resolve()}", soft_wrap=True)
-
-
-def doctor(
-    model: Annotated[str, tyro.conf.Positional] = EMBEDDED_MODEL,
-    /,
-    *,
-    allow_folded: bool = False,
-    dtype: str = "float32",
-    device: str = "cpu",
-) -> None:
-    """Try what works on a model: reading, writing, padding; exit code 1 if something needed fails.
-
-    Args:
-        model: smollm2-135m (embedded), a local model folder, a .gguf file, or a hub name.
-        allow_folded: Allow value biases that are folded into the output bias.
-        dtype: float32, float16, bfloat16 or float64.
-        device: Where to run.
-    """
-    with _console.status("importing torch and TransformerLens"):
-        from cw_lens.checks import REFUSE
-        from cw_lens.checks import doctor as diagnose
-        from cw_lens.models import load_model
-
-    with _console.status(f"loading {model}"):
-        loaded = load_model(model, dtype=dtype, device=device)
-    with _console.status("trying what works"):
-        diagnosis = diagnose(loaded, allow_folded=allow_folded)
-    table = Table(title=Text(f"What works on {model}"))
-    for column in ("feature", "", "what was seen", "remedy"):
-        table.add_column(column, overflow="fold")
-    styles = {"pass": "green", "note": "yellow", "refuse": "red"}
-    for finding in diagnosis.findings:
-        style = styles[finding.status]
-        row = (finding.feature, finding.status, finding.what, finding.remedy)
-        table.add_row(*(Text(cell, style=style if cell is row[1] else "") for cell in row))
-    _console.print(table)
-    if not diagnosis.ok:
-        refused = [f.feature for f in diagnosis.findings if f.needed and f.status == REFUSE]
-        raise ModelRefusedError(
-            f"{model} is refused: {', '.join(refused)}. The table says why and what to do."
-        )
-
-
-def version() -> None:
-    """Print the version."""
-    import cw_lens
-
-    _console.print(cw_lens.__version__, highlight=False)
-
-
-def main() -> None:
-    """Entry point of `cw-lens`: one clear line and exit code 1 for what a person can mend."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=_errors)]
-    )
-    logging.getLogger("cw_lens").setLevel(logging.INFO)
-    warnings.simplefilter("ignore")
-    warnings.simplefilter("always", CWLensWarning)
-    warnings.showwarning = lambda message, *_: _errors.print(
-        f"cw-lens: {message}", style="yellow", markup=False, soft_wrap=True
-    )
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"explain": explain, "doctor": doctor, "version": version},
-            prog="cw-lens",
-            description=__doc__,
-        )
-    except CWLensError as error:
-        _errors.print(f"cw-lens: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        _errors.print("cw-lens: interrupted; nothing was written that is not whole")
-        sys.exit(130)
+    console.print(f"page: {(out / 'report.html').resolve()}", soft_wrap=True)
 
 
 def _content(text: str | None, file: Path | None) -> str:

@@ -1,0 +1,19 @@
+"""Where the command line prints, and how it shows that it is at work."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def progress_bar() -> Progress:
+    """A bar with what is done of how many, and the time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,148 @@
+"""Figures as files: a page each, and images where a browser can draw them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "msedge",
+)
+"""Names under which a browser that kaleido can drive may be on the path."""
+
+START_SECONDS, IMAGE_SECONDS = 30.0, 30.0
+"""How long the browser may take to start, and for any one image."""
+
+CONFIG = {"displaylogo": False, "responsive": False, "toImageButtonOptions": {"format": "svg"}}
+
+
+@dataclass(frozen=True)
+class WrittenFigures:
+    """The files that were written.
+
+    Attributes:
+        paths: of the pages and images.
+        message: why there are no images, and how to get them; None if there are.
+    """
+
+    paths: tuple[Path, ...]
+    message: str | None
+
+
+def write_figures(
+    folder: Path, figures: dict[str, go.Figure], recipe: str | None = None
+) -> WrittenFigures:
+    """The files of each figure: a page always, PNG and SVG where kaleido and a browser are there.
+
+    The pages share one plotly.min.js beside them and need no network. An image is twice as large
+    as the figure, in pixels. What goes wrong with images is told in the message, never raised.
+
+    Args:
+        folder: made if it is missing.
+        figures: by name, as `curve_figures` gives them.
+        recipe: the command that makes the figures again; put into each figure's `layout.meta`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures.items():
+        if recipe is not None:
+            meta = figure.to_dict()["layout"].get("meta") or {}
+            figure.update_layout(meta=meta | {"recipe": recipe})
+        path = folder / f"{name}.html"
+        figure.write_html(path, include_plotlyjs="directory", config=CONFIG)
+        paths.append(path)
+    images, message = _write_images(folder, figures)
+    return WrittenFigures((*paths, *images), message)
+
+
+def find_browser() -> str | None:
+    """The browser that draws images: BROWSER_PATH if it is set, or the first on the path."""
+    named = os.environ.get("BROWSER_PATH")
+    if named:
+        return named
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def _write_images(
+    folder: Path, figures: dict[str, go.Figure]
+) -> tuple[tuple[Path, ...], str | None]:
+    if not figures:
+        return (), None
+    if find_spec("kaleido") is None:
+        return (), "No PNG and SVG were drawn: kaleido is missing. pip install 'cw-lens[figures]'."
+    browser = find_browser()
+    if browser is None:
+        return (), (
+            "No PNG and SVG were drawn: there is no chromium or chrome on the PATH. Install one, "
+            "or set BROWSER_PATH to it."
+        )
+    # kaleido writes to the very path, so that a picture cut short never bears the final name
+    partial = {
+        folder / f"{name}.{ending}": folder / f".{name}.partial.{ending}"
+        for name in figures
+        for ending in ("png", "svg")
+    }
+    wanted = [
+        {
+            "fig": json.loads(str(figures[path.stem].to_json())),
+            "path": str(drawn),
+            "opts": {"format": path.suffix[1:], "scale": 2 if path.suffix == ".png" else 1},
+        }
+        for path, drawn in partial.items()
+    ]
+    failure = _draw(wanted, browser)
+    done = [path for path, drawn in partial.items() if not failure and drawn.exists()]
+    for path, drawn in partial.items():
+        if path in done:
+            os.replace(drawn, path)
+        else:
+            drawn.unlink(missing_ok=True)
+    if failure is None and len(done) < len(partial):
+        failure = f"it left out {len(partial) - len(done)} of {len(partial)}"
+    if failure is None:
+        return tuple(done), None
+    return tuple(done), (
+        f"No PNG and SVG were drawn: {browser} failed ({failure}). The pages hold the same "
+        "figures. For images set BROWSER_PATH to a browser that works."
+    )
+
+
+def _draw(figures: list[dict], browser: str) -> str | None:
+    """Why the browser did not draw them; None if it did."""
+    order = {
+        "figures": figures,
+        "browser": browser,
+        "start_seconds": START_SECONDS,
+        "image_seconds": IMAGE_SECONDS,
+    }
+    # the program keeps to its own limits; this one is for a program that does not
+    limit = 2 * START_SECONDS + IMAGE_SECONDS * len(figures)
+    program = Path(__file__).with_name("images.py")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-P", str(program)],
+            input=json.dumps(order),
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    if run.returncode == 0:
+        return None
+    return run.stdout.strip() or (run.stderr.strip().splitlines() or ["it ended early"])[-1]

@@ -1,0 +1,300 @@
+"""What a model loses with the tokens that a metric names: one unit for each text and removal.
+
+A unit is one run of one text without some of its values (SPEC 7). Units of one text run as a
+batch; batches are the same however often a run is cut off and resumed, so that its numbers are too.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cw_lens import backend
+from cw_lens.errors import InputError
+from cw_lens.interventions import masked_values
+from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
+from cw_lens.prompts import Prompts, one_by_one, repeated
+from cw_lens.removal import (
+    CleanRanking,
+    Removal,
+    clean_masks,
+    clean_ranking,
+    online_plan,
+)
+from cw_lens.runs import attention_sites, layer_indices
+from cw_lens.scores import resolve_metrics
+from cw_lens.sites import UnsupportedModelError
+from cw_lens.studies.losses import Clean, clean_predictions, losses
+
+NO_OP = "no_op"
+"""The metric's name in units of the no-op run: everything is done, and nothing is removed."""
+
+FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
+"""What is removed, of the eligible pairs, where nothing else is asked for."""
+
+UNIT_COLUMNS: dict[str, type] = {
+    "data": str,
+    "example": int,
+    "tokens": int,
+    "metric": str,
+    "remove": str,
+    "granularity": str,
+    "ranking": str,
+    "protected": str,
+    "fraction": float,
+    "seed": int,
+    "removed": int,
+    "nll_sum": float,
+    "clean_nll_sum": float,
+    "kl_sum": float,
+    "top1_agreed": int,
+}
+"""The columns of a table of units, and their types. `tokens` counts all, the first included; sums
+are in nats over the predicted ones; `kl_sum` is that of the clean from the masked distribution."""
+
+
+@dataclass(frozen=True, eq=False)
+class StudyText:
+    """One text of a corpus, as the model will be given it.
+
+    Attributes:
+        data: the corpus.
+        example: its number there.
+        prompts: a batch of one, at least two tokens.
+    """
+
+    data: str
+    example: int
+    prompts: Prompts
+
+
+def removals_of(
+    functions: Mapping[str, Metric],
+    fractions: Sequence[float],
+    *,
+    remove: Sequence[str] = ("highest", "lowest"),
+    granularity: Sequence[str] = ("layer",),
+    ranking: str = "online",
+    protected: Sequence[str] = ("cosine",),
+    seeds: int = 3,
+) -> list[Removal]:
+    """Every removal of a study, metrics together.
+
+    `random` is always among them, with seeds from 0. What cannot rank online (the gradient,
+    global granularity) ranks from a clean pass.
+
+    Raises:
+        InputError: as `Removal`; no fractions, one of 0 (the no-op run is always made), or fewer
+            than 3 seeds.
+    """
+    if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
+        raise InputError(
+            f"the fractions are {list(fractions)}; give at least one above 0 and up to 1. The "
+            "clean run and one that removes nothing are made in any case."
+        )
+    if seeds < 3:
+        raise InputError(f"{seeds} seeds of the random control are too few; use 3 or more.")
+    removals = []
+    for guarded, grain, metric in product(
+        dict.fromkeys(protected), dict.fromkeys(granularity), dict.fromkeys((*functions, "random"))
+    ):
+        online = ranking == "online" and grain != "global" and metric != "gradient"
+        removals += [
+            Removal(
+                metric=metric,
+                remove=direction,
+                fraction=fraction,
+                granularity=grain,
+                ranking="online" if online else "clean",
+                protected=guarded,
+                seed=seed,
+            )
+            for seed in range(seeds if metric == "random" else 1)
+            for direction in dict.fromkeys(remove)
+            for fraction in sorted(set(fractions))
+        ]
+    return removals
+
+
+def faithfulness(
+    model: Any,
+    prompts: Prompts,
+    metrics: Sequence[str] | Mapping[str, Metric] = PAPER_METRICS,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    progress: Callable[[int, int], None] | None = None,
+    batch_size: int = 8,
+    space: str = "residual",
+    allow_folded: bool = False,
+    **conditions: Any,
+) -> pd.DataFrame:
+    """One row for each run of a text without some of its values; `removal_curves` reads it.
+
+    Args:
+        model: a decoder of TransformerLens, or what `load_model` and `wrap_model` return.
+        prompts: from `tokenize`; each example is a text, run without its padding.
+        metrics: names out of `METRICS`, or a mapping of names to functions of your own; `random`
+            is added.
+        fractions: of the eligible pairs to remove, each on its own.
+        progress: called with the number of batches done, and of all, after each.
+        batch_size: conditions of one text that run at a time.
+        space, allow_folded: as `capture`.
+        conditions: remove, granularity, ranking, protected and seeds, as `removals_of`.
+
+    Returns:
+        The columns of `UNIT_COLUMNS`; `data` is "prompts", `example` the row.
+
+    Raises:
+        InputError, IdentityError, UnsupportedModelError: as `removals_of`, `Study` and `capture`.
+    """
+    functions = resolve_metrics(metrics)
+    texts = [StudyText("prompts", row, text) for row, text in enumerate(one_by_one(prompts))]
+    study = Study(
+        model,
+        texts,
+        removals_of(functions, fractions, **conditions),
+        functions,
+        batch_size=batch_size,
+        space=space,
+        allow_folded=allow_folded,
+    )
+    units = []
+    for done, (_batch, found) in enumerate(study.run(), start=1):
+        units += found
+        if progress is not None:
+            progress(done, study.n_batches)
+    return pd.DataFrame(units, columns=list(UNIT_COLUMNS))
+
+
+class Study:
+    """The units of a list of removals on a list of texts, batch by batch."""
+
+    def __init__(
+        self,
+        model: Any,
+        texts: Sequence[StudyText],
+        removals: Sequence[Removal],
+        functions: Mapping[str, Metric],
+        *,
+        batch_size: int = 8,
+        space: str = "residual",
+        allow_folded: bool = False,
+    ):
+        """Refuses what would fail later.
+
+        Raises:
+            InputError: no texts, one without a token to predict, a batch size below 1, folded
+                value biases.
+            UnsupportedModelError: a model without next-token predictions, or that cannot be read.
+        """
+        if not texts or batch_size < 1:
+            what = "no texts" if not texts else f"a batch size of {batch_size}"
+            raise InputError(f"{what}: give at least one text and a batch size of at least 1.")
+        for text in texts:
+            if text.prompts.ids.shape[1] < 2:
+                raise InputError(
+                    f"{text.data}, example {text.example}: one token alone has no loss. Leave "
+                    "out texts of a single token."
+                )
+        if not backend.predicts_next_token(model):
+            raise UnsupportedModelError(
+                "the model does not predict the next token from those before it, so removing "
+                "values has no loss to show in. Use a decoder."
+            )
+        self.model, self.texts = model, list(texts)
+        self.functions = {"random": METRICS["random"], **functions}
+        self.space, self.allow_folded = space, allow_folded
+        self.layers = layer_indices(model, None)
+        attention_sites(model, self.layers, space=space, allow_folded=allow_folded)
+        self.batches = [[replace(removals[0], fraction=0.0)], *_batches(removals, batch_size)]
+        self.clean_removals = [r for r in removals if r.ranking == "clean"]
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches of the whole study."""
+        return len(self.texts) * len(self.batches)
+
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Each batch that is not done yet: its number and its units."""
+        for number, text in enumerate(self.texts):
+            first = number * len(self.batches)
+            missing = [i for i in range(len(self.batches)) if first + i not in done]
+            if not missing:
+                continue
+            clean = clean_predictions(self.model, text.prompts)
+            ranking = None
+            for at in missing:
+                removals = self.batches[at]
+                if removals[0].ranking == "clean" and ranking is None:
+                    ranking = clean_ranking(
+                        self.model,
+                        text.prompts,
+                        self.clean_removals,
+                        self.functions,
+                        layers=self.layers,
+                        space=self.space,
+                        allow_folded=self.allow_folded,
+                    )
+                units = self._units(text, clean, ranking, removals)
+                if at == 0:
+                    units = [{**unit, "metric": NO_OP} for unit in units]
+                yield first + at, units
+
+    def _units(
+        self,
+        text: StudyText,
+        clean: Clean,
+        ranking: CleanRanking | None,
+        removals: Sequence[Removal],
+    ) -> list[dict[str, Any]]:
+        prompts = repeated(text.prompts, len(removals))
+        removed = torch.zeros(len(removals), dtype=torch.long)
+        if ranking is not None and removals[0].ranking == "clean":
+            plan: Any = clean_masks(ranking, removals)
+            for mask in plan.values():
+                removed += mask.sum(dim=(1, 2)).cpu()
+        else:
+            plan = online_plan(prompts, removals, self.functions, self.layers, space=self.space)
+            plan = replace(plan, choose=_counted(plan.choose, removed))
+        with torch.no_grad(), masked_values(self.model, plan):
+            logits = backend.forward(self.model, prompts)
+        ids = text.prompts.ids[0]
+        return [
+            {
+                "data": text.data,
+                "example": text.example,
+                "tokens": len(ids),
+                **{name: getattr(removal, name) for name in _OF_REMOVAL},
+                "removed": int(removed[row]),
+                **losses(logits[row], ids, clean),
+            }
+            for row, removal in enumerate(removals)
+        ]
+
+
+_OF_REMOVAL = ("metric", "remove", "granularity", "ranking", "protected", "fraction", "seed")
+
+
+def _batches(removals: Sequence[Removal], size: int) -> list[list[Removal]]:
+    """The removals in order, those that rank alike together, at most `size` in a batch."""
+    batches = []
+    for ranking in dict.fromkeys(r.ranking for r in removals):
+        alike = [r for r in removals if r.ranking == ranking]
+        batches += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return batches
+
+
+def _counted(choose: Callable[[Any], Tensor], removed: Int[Tensor, " batch"]) -> Any:
+    """The same choice, each example's pairs added to `removed`."""
+
+    def counted(layer: Any) -> Tensor:
+        mask = choose(layer)
+        removed.add_(mask.sum(dim=(1, 2)).cpu())
+        return mask
+
+    return counted

@@ -1,0 +1,196 @@
+"""Token scores against measured truth: what the loss does when one single value is taken away.
+
+On a small case every (layer, head, token) is masked on its own, and each metric's score is set
+beside the change in loss that this made (SPEC 7). That a metric is aligned with the output by
+construction is then no objection: the loss knows nothing of the metric.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from cw_lens import backend
+from cw_lens.errors import InputError
+from cw_lens.interventions import masked_values
+from cw_lens.metrics import Metric
+from cw_lens.prompts import repeated
+from cw_lens.runs import layer_indices
+from cw_lens.scores import token_scores
+from cw_lens.sinks import find_sinks
+from cw_lens.statistics import spearman
+from cw_lens.studies.faithfulness import StudyText
+from cw_lens.studies.losses import clean_predictions, sum_nll
+
+EFFECT_COLUMNS: dict[str, type] = {
+    "data": str,
+    "example": int,
+    "layer": int,
+    "head": int,
+    "position": int,
+    "nll_sum": float,
+    "clean_nll_sum": float,
+}
+"""The columns of a table of single ablations, and their types; losses in nats over the text."""
+
+GROUPS = ("all", "without sinks")
+EFFECTS = ("size", "harm")
+
+
+class Ablations:
+    """Every value of each text masked on its own, in batches."""
+
+    def __init__(
+        self,
+        model: Any,
+        texts: Sequence[StudyText],
+        *,
+        layers: Sequence[int] | None = None,
+        batch_size: int = 32,
+    ):
+        """Raises as `layer_indices`; InputError for no texts or a batch size below 1."""
+        if not texts or batch_size < 1:
+            what = "no texts" if not texts else f"a batch size of {batch_size}"
+            raise InputError(f"{what}: give at least one text and a batch size of at least 1.")
+        self.model, self.texts = model, list(texts)
+        self.layers = layer_indices(model, layers)
+        self.heads = int(model.cfg.n_heads)
+        self._sites = [
+            [
+                (layer, head, position)
+                for layer in self.layers
+                for head in range(self.heads)
+                for position in range(text.prompts.ids.shape[1])
+            ]
+            for text in self.texts
+        ]
+        self._size = batch_size
+        self._counts = [-(-len(sites) // batch_size) for sites in self._sites]
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches over all texts."""
+        return sum(self._counts)
+
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Each batch that is not done yet: its number and its ablations."""
+        first = 0
+        for text, sites, count in zip(self.texts, self._sites, self._counts, strict=True):
+            missing = [i for i in range(count) if first + i not in done]
+            clean = clean_predictions(self.model, text.prompts).nll_sum if missing else 0.0
+            for at in missing:
+                tried = sites[at * self._size : (at + 1) * self._size]
+                losses = self._losses(text, tried)
+                yield (
+                    first + at,
+                    [
+                        {
+                            "data": text.data,
+                            "example": text.example,
+                            "layer": layer,
+                            "head": head,
+                            "position": position,
+                            "nll_sum": loss,
+                            "clean_nll_sum": clean,
+                        }
+                        for (layer, head, position), loss in zip(tried, losses, strict=True)
+                    ],
+                )
+            first += count
+
+    def _losses(self, text: StudyText, tried: Sequence[tuple[int, int, int]]) -> list[float]:
+        length = text.prompts.ids.shape[1]
+        where = {
+            layer: torch.zeros(len(tried), self.heads, length, dtype=torch.bool)
+            for layer in dict.fromkeys(layer for layer, _, _ in tried)
+        }
+        for row, (layer, head, position) in enumerate(tried):
+            where[layer][row, head, position] = True
+        with torch.no_grad(), masked_values(self.model, where):
+            logits = backend.forward(self.model, repeated(text.prompts, len(tried)))
+        return [sum_nll(row, text.prompts.ids[0]) for row in logits]
+
+
+def scored_ablations(
+    model: Any,
+    texts: Sequence[StudyText],
+    ablations: pd.DataFrame,
+    functions: Mapping[str, Metric],
+    *,
+    layers: Sequence[int],
+    space: str = "residual",
+    allow_folded: bool = False,
+) -> pd.DataFrame:
+    """The ablations with `delta_nll` (ablated minus clean), `sink`, and a column for each metric.
+
+    Sinks are those of the `cosine` detector. Raises as `token_scores`.
+    """
+    where: dict[str, Any] = {"layers": layers, "space": space, "allow_folded": allow_folded}
+    keys = ["data", "example", "layer", "head", "position"]
+    tables = []
+    for text in texts:
+        scores = token_scores(model, text.prompts, functions, **where)
+        sinks = find_sinks(model, text.prompts, **where)[0]
+        index = pd.MultiIndex.from_product(
+            [[text.data], [text.example], layers, range(sinks.shape[1]), range(sinks.shape[2])],
+            names=keys,
+        )
+        columns = {name: scores[name][0].flatten().tolist() for name in scores.metrics}
+        columns["sink"] = sinks.flatten().tolist()
+        tables.append(pd.DataFrame(columns, index=index).reset_index())
+    table = ablations.merge(pd.concat(tables), on=keys, how="left", validate="one_to_one")
+    table.insert(len(EFFECT_COLUMNS), "delta_nll", table["nll_sum"] - table["clean_nll_sum"])
+    return table
+
+
+def validation_table(
+    scored: pd.DataFrame, metrics: Sequence[str], *, resamples: int = 1000, seed: int = 0
+) -> pd.DataFrame:
+    """Rank correlation (Spearman) of each metric's score with the measured effect.
+
+    One row per metric, `among` ("all", "without sinks") and `effect`: "size" is |delta nll|, what
+    an unsigned score can know; "harm" is delta nll itself. `rho` with `low` and `high`, a 95 %
+    bootstrap interval over the ablated values (which share texts and layers, so that it is too
+    narrow for other texts); `within_layers` is the mean of the layers' own correlations, which a
+    metric that only knows which layers matter does not get. Ablations whose loss is NaN are left
+    out; `n` counts the others.
+    """
+    rows = []
+    held = scored.loc[np.isfinite(scored["delta_nll"])].reset_index(drop=True)
+    for among, effect, metric in product(GROUPS, EFFECTS, metrics):
+        part = held if among == "all" else held.loc[~held["sink"].astype(bool)]
+        change = part["delta_nll"].to_numpy()
+        change = np.abs(change) if effect == "size" else change
+        score = part[metric].to_numpy()
+        found = spearman(score, change, resamples=resamples, seed=seed)
+        layers = part.groupby(["data", "example", "layer"]).indices.values()
+        own = np.array([spearman(score[at], change[at], resamples=1).value for at in layers])
+        own = own[np.isfinite(own)]
+        rows.append(
+            {
+                "metric": metric,
+                "among": among,
+                "effect": effect,
+                "rho": found.value,
+                "low": found.low,
+                "high": found.high,
+                "within_layers": float(own.mean()) if len(own) else np.nan,
+                "n": found.n,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def validation_sentences(table: pd.DataFrame) -> tuple[str, ...]:
+    """What was found, for the size of the effect over all values, the best metric first."""
+    shown = table.loc[(table["among"] == "all") & (table["effect"] == "size")]
+    rows = sorted(shown.to_dict("records"), key=lambda row: -np.nan_to_num(row["rho"], nan=-2))
+    return tuple(
+        f"{row['metric']}: rank correlation {row['rho']:.2f} [{row['low']:.2f}, "
+        f"{row['high']:.2f}] with the size of the measured change in loss, "
+        f"{row['within_layers']:.2f} within layers ({row['n']} values)."
+        for row in rows
+    )
