@@ -106,26 +106,28 @@ class Edit:
         self._note(pattern.masked_fill(~self._marks(pattern).mT, 0.0))
 
     def _write_z(self, z: Tensor) -> Tensor:
-        lost = self.lost()
-        self._note(lost)
+        lost = self._lost_now()
         lost = rearrange(lost, "batch head query d -> batch query head d")
         return (z.to(lost) - lost.reshape(z.shape)).to(z)
 
     def _write_output(self, returned: Any) -> Any:
-        lost = self.lost()
-        self._note(lost)
+        lost = self._lost_now()
         written = _without(_first(returned), self.site, lost)
         return (written, *returned[1:]) if isinstance(returned, tuple) else written
 
-    def lost(
-        self, parts: Mapping[str, Tensor] | None = None
-    ) -> Float[Tensor, "batch head query d_head"]:
+    def _lost_now(self) -> Float[Tensor, "batch head query d_head"]:
+        """What z loses in the pass that the edit's own hooks have seen, which they then forget."""
+        lost = self.lost(self.site.arranged(self.seen))
+        self.seen.clear()  # else every layer's pattern would stay until the next pass
+        self._note(lost)
+        return lost
+
+    def lost(self, parts: Mapping[str, Tensor]) -> Float[Tensor, "batch head query d_head"]:
         """What z loses: alpha times what the change takes from the values marked.
 
         Args:
-            parts: of the layer, arranged; by default what the edit's own hooks have seen.
+            parts: of the layer, arranged.
         """
-        parts = parts or self.site.arranged(self.seen)
         opened = _open_edits[self.site.attention]
         before = _through(opened[: opened.index(self)], parts)
         if self.marks is None:

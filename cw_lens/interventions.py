@@ -129,7 +129,12 @@ def replaced_values(
                 f"layer {layer}: the new values have shape {tuple(new.shape)}, the mask "
                 f"{tuple(mask.shape)}. Give [batch, head, key, d_head] for each query head."
             )
-        if not new[mask.to(new.device).expand(len(new), -1, -1)].isfinite().all():
+        if 1 not in (len(new), len(mask)) and len(new) != len(mask):
+            raise InputError(
+                f"layer {layer}: there are new values for {len(new)} examples and a mask of "
+                f"{len(mask)}. Give as many, or one for all."
+            )
+        if (mask.to(new.device) & ~new.isfinite().all(dim=-1)).any():
             raise InputError(f"layer {layer}: the new values hold NaN or infinity where marked.")
         changes[layer] = _Replacement(mask, new)
     with _changed_values(model, changes):
@@ -211,7 +216,7 @@ class _Replacement(Change):
     """Other values in the place of those marked."""
 
     mask: Bool[Tensor, "batch head key"]
-    values: Float[Tensor, "batch head key d_head"]
+    values: Float[Tensor, "example head key d_head"]
 
     def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
         mask = _fitting(self.mask, site, parts["pattern"])

@@ -1,7 +1,7 @@
 """Random numbers that depend on what they are for, not on the order they are drawn in.
 
-A hash of (seed, prompt, layer, head, query, key) gives an edge the same number whether its example
-runs alone, in a padded batch or in blocks of queries, on any device.
+A hash of (seed, prompt, layer, head, key) gives a value the same number whether its example runs
+alone, in a padded batch or in blocks of queries, on any device.
 """
 
 import torch

@@ -128,10 +128,19 @@ def spearman(
     broken = int((~np.isfinite(x) | ~np.isfinite(y)).sum())
     if broken:
         raise InputError(f"{broken} of {len(x)} pairs are NaN or infinite; leave them out.")
-    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+    value = rank_correlation(x, y)
+    if np.isnan(value):
         return Estimate(np.nan, np.nan, np.nan, len(x))
     low, high = _interval(_rank_correlation, (x, y), confidence, resamples, seed)
-    return Estimate(float(_rank_correlation(x, y, axis=-1)), float(low), float(high), len(x))
+    return Estimate(value, float(low), float(high), len(x))
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> float:
+    """Spearman's rank correlation alone, of finite numbers; NaN where x or y is constant."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+        return float("nan")
+    return float(_rank_correlation(x, y, axis=-1))
 
 
 def expanded_confidence(confidence: float, n: int) -> float:

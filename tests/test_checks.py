@@ -57,7 +57,7 @@ def test_folded_value_biases_are_refused_unless_allowed():
 
 def test_a_write_that_leaves_something_else_is_refused(llama, monkeypatch):
     lost = edits.Edit.lost
-    monkeypatch.setattr(edits.Edit, "lost", lambda self: 0.9 * lost(self))
+    monkeypatch.setattr(edits.Edit, "lost", lambda self, parts: 0.9 * lost(self, parts))
     finding = doctor(llama)["mask and scale values"]
     assert finding.status == "refuse"
     assert "misses what the write should have left by" in finding.what
@@ -66,7 +66,7 @@ def test_a_write_that_leaves_something_else_is_refused(llama, monkeypatch):
 
 def test_a_write_that_reaches_another_head_is_refused(llama, monkeypatch):
     lost = edits.Edit.lost
-    monkeypatch.setattr(edits.Edit, "lost", lambda self: lost(self).roll(1, dims=1))
+    monkeypatch.setattr(edits.Edit, "lost", lambda self, parts: lost(self, parts).roll(1, dims=1))
     assert doctor(llama)["mask and scale values"].status == "refuse"
 
 

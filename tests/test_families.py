@@ -7,6 +7,7 @@ import torch
 
 import cw_lens
 from cw_lens import backend, scores, sites
+from cw_lens.edits import write_routes
 from cw_lens.geometry import (
     bias_share,
     decompose,
@@ -17,7 +18,7 @@ from cw_lens.metrics import METRICS
 from cw_lens.model_paths import ModelLoadError
 from cw_lens.scores import layer_scores
 from cw_lens.sinks import SINK_DETECTORS
-from cw_lens.sites import attention_layers, attention_site
+from cw_lens.sites import UnsupportedModelError, attention_layers, attention_site
 from tests import oracles
 from tests.conftest import ON_FOUR
 from tests.families import (
@@ -198,6 +199,34 @@ def test_masks_nest_and_multiply(model):
                 once = backend.forward(model, given)
     real = given.mask if nested.ndim == 3 else slice(None)
     close(nested[real], once[real], 1e-5)
+
+
+def test_online_removal_in_the_first_layer_is_what_a_clean_ranking_removes(model):
+    """Whatever the route of the write; where it comes before the pattern it is refused."""
+    given = prompts(model)
+    first = attention_layers(model)[0]
+    options = {"metric": "stream_contribution", "layers": [first]}
+    clean, nothing = (
+        cw_lens.removal_plan(model, given, **options, fraction=fraction, ranking="clean")
+        for fraction in (0.4, 0.0)
+    )
+    assert not nothing[first].any()
+    online = cw_lens.removal_plan(model, given, **options, fraction=0.4)
+    if write_routes(model, [first])[first] == "value":
+        with pytest.raises(UnsupportedModelError, match='Use ranking="clean"'):
+            with cw_lens.masked_values(model, online):
+                pass
+        return
+    idle = cw_lens.removal_plan(model, given, **options, fraction=0.0)
+    unmasked = observed(model, given, first)["logits"]
+    found = [
+        observed(model, given, first, cw_lens.masked_values(model, plan))["logits"]
+        for plan in (clean, online, idle)
+    ]
+    assert torch.equal(found[2], unmasked)
+    real = given.mask if unmasked.ndim == 3 else slice(None)
+    close(found[1][real], found[0][real], 1e-5)
+    assert not torch.equal(found[0][real], unmasked[real])
 
 
 def test_token_scores_are_means_over_the_queries_that_see_a_key(model, monkeypatch):

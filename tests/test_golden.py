@@ -1,10 +1,13 @@
 """SmolLM2-135M against an independent, slow, float64 computation (SPEC 7)."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import cw_lens
 from cw_lens.metrics import METRICS
+from cw_lens.prompts import prompts_from_ids
 from tests.conftest import ON_FOUR
 
 pytestmark = pytest.mark.golden
@@ -55,3 +58,66 @@ def test_prompts_agree(smollm2, golden, number):
 def test_the_default_loads_as_the_line_has_it(smollm2):
     expected = "TransformerBridge" if ON_FOUR else "HookedTransformer"
     assert type(smollm2).__name__ == expected
+
+
+@pytest.fixture(scope="module")
+def gsm8k(smollm2, golden):
+    """The texts of the golden faithfulness numbers, each a batch of one."""
+    return [prompts_from_ids(smollm2, [ids]) for ids in golden["faithfulness"]["ids"]]
+
+
+def summed_losses(model, texts, context) -> list[float]:
+    """Loss of each text inside the context made for it, in nats."""
+    sums = []
+    for prompts in texts:
+        with context(prompts):
+            sums.append(cw_lens.next_token_nll(model, prompts).double().sum().item())
+    return sums
+
+
+def assert_losses(found: list[float], expected: list[float]) -> None:
+    """Each within 1e-3 relative."""
+    assert found == pytest.approx(expected, rel=1e-3, abs=0)
+
+
+def test_clean_losses_agree(smollm2, golden, gsm8k):
+    found = summed_losses(smollm2, gsm8k, lambda _: nullcontext())
+    assert_losses(found, golden["faithfulness"]["clean_nll"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(20))
+def test_masked_losses_agree(smollm2, golden, gsm8k, number):
+    row = golden["faithfulness"]["rows"][number]
+    options = {name: row[name] for name in ("remove", "fraction")}
+
+    def masked(prompts):
+        plan = cw_lens.removal_plan(smollm2, prompts, row["metric"], **options)
+        return cw_lens.masked_values(smollm2, plan)
+
+    assert_losses(summed_losses(smollm2, gsm8k, masked), row["nll"])
+
+
+@pytest.mark.slow
+def test_losses_without_protected_sinks_agree(smollm2, golden, gsm8k):
+    def masked(prompts):
+        plan = cw_lens.removal_plan(smollm2, prompts, "attention", fraction=0.05, protected="none")
+        return cw_lens.masked_values(smollm2, plan)
+
+    expected = golden["faithfulness"]["unprotected_attention_highest_0.05"]
+    assert_losses(summed_losses(smollm2, gsm8k, masked), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(5))
+def test_losses_with_a_scaled_sink_agree(smollm2, golden, gsm8k, number):
+    row = golden["faithfulness"]["sink_value_scale"][number]
+    first, last = row["layers"]
+
+    def scaled(prompts):
+        where = torch.zeros(1, 9, prompts.ids.shape[1], dtype=torch.bool)
+        where[:, :, 0] = True
+        layers = dict.fromkeys(range(first, last + 1), where)
+        return cw_lens.scaled_values(smollm2, row["scale"], layers)
+
+    assert_losses(summed_losses(smollm2, gsm8k, scaled), row["nll"])

@@ -173,7 +173,7 @@ def test_a_value_replaced_writes_what_the_new_one_would(name):
     expected[1] += layer.pattern[1, 2, :, 3, None] * difference
     torch.testing.assert_close(changed.output, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(changed.output[0], layer.output[0])
-    with cw_lens.replaced_values(model, {index: mask}, {index: torch.zeros_like(new)[:1]}):
+    with cw_lens.replaced_values(model, {index: mask}, {index: torch.zeros_like(new[:1])}):
         nothing = run(model, given)
     with cw_lens.masked_values(model, {index: mask}):
         masked = run(model, given)
@@ -205,7 +205,10 @@ def test_replacements_that_do_not_fit_are_refused(llama):
         with pytest.raises(InputError, match=message):
             with cw_lens.replaced_values(llama, mask, values):
                 pass
-    for values in (value[..., :5], value.repeat(2, 1, 1, 1)):
+    with pytest.raises(InputError, match="new values for 4 examples and a mask of 2"):
+        with cw_lens.replaced_values(llama, mask, {0: value.repeat(2, 1, 1, 1)}):
+            pass
+    for values, one in ((value[..., :5], mask), (value.repeat(2, 1, 1, 1), {0: mask[0][:1]})):
         with pytest.raises(InputError, match=r"layer 0: the new values .* batch 2 and d_head 8"):
-            with cw_lens.replaced_values(llama, mask, {0: values}):
+            with cw_lens.replaced_values(llama, one, {0: values}):
                 run(llama, given)

@@ -1,5 +1,6 @@
 """`cw-lens tasks`: accuracy on benchmark tasks while what a metric calls unimportant is removed."""
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -123,7 +124,7 @@ def tasks(
         protected=(protected,),
         seeds=seeds,
     )
-    local = dict(_named_file(given) for given in rows)
+    local = dict(_named_file(given, names) for given in rows)
     prepare_folder(out, configuration, resumable=True)
     with opened_store(out, configuration, RESULT_COLUMNS) as store:
         with console.status("reading the tasks"):
@@ -188,10 +189,14 @@ def _finished(results: Any, task: str, keys: dict[str, Any]) -> set[int]:
     return set(results["example"])
 
 
-def _named_file(given: str) -> tuple[str, str]:
+def _named_file(given: str, names: Collection[str]) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     if not equals or not file:
         raise InputError(f"--rows {given!r} is not task=FILE, such as boolq=rows/boolq.jsonl.")
+    if name not in names:
+        raise InputError(
+            f"--rows {given!r} is of a task that is not run; those run are {', '.join(names)}."
+        )
     return name, file
 
 

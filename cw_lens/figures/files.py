@@ -63,7 +63,7 @@ def write_figures(
             meta = figure.to_dict()["layout"].get("meta") or {}
             figure.update_layout(meta=meta | {"recipe": recipe})
         path = folder / f"{name}.html"
-        figure.write_html(path, include_plotlyjs="directory", config=CONFIG)
+        figure.write_html(path, include_plotlyjs="directory", config=CONFIG, div_id="figure")
         paths.append(path)
     images, message = _write_images(folder, figures)
     return WrittenFigures((*paths, *images), message)
