@@ -19,6 +19,8 @@ DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore 
 
 demo: .venv/ready
 	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
+	.venv/bin/cw-lens faithfulness --examples 8 --max-tokens 96 --fractions 0.1 0.3 0.7 \
+		--metrics attention value_weighted contribution --out runs/demo-faithfulness
 
 test: check
 	scripts/install-chromium.sh
@@ -35,6 +37,7 @@ check: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
+	.venv/bin/python benchmarks/faithfulness.py
 
 # The generated pages of docs/.
 tables: .venv/ready .venv-tl3/ready

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from side_by_side import median_ratio, seconds_of, side_by_side
 from transformers import AutoModelForCausalLM
 
 import cw_lens
 from cw_lens.models import _embedded_folder
 from cw_lens.prompts import Prompts, prompts_from_ids
 
-ROUNDS = 7
 TIME_TOKENS = 512
 MEMORY_TOKENS = 1024
 TIME_BOUND = 1.4
@@ -130,30 +130,6 @@ def sample(model, length: int) -> Prompts:
 def plain(model, prompts: Prompts, **options: int) -> None:
     mask = prompts.mask.long()
     model(prompts.ids, return_type="logits", attention_mask=mask, use_cache=False, **options)
-
-
-def side_by_side(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turn after a warm-up of each."""
-    for run in runs.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            seconds[name] += seconds_of(run, 1)
-    return seconds
-
-
-def seconds_of(run: Callable[[], object], times: int) -> list[float]:
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return taken
-
-
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def peak(run: Callable[[], object]) -> int:

@@ -59,6 +59,7 @@ def test_every_point_is_the_literal_one(units, curves):
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
         assert row["n"] == 12
         assert row["n_seeds"] == (3 if row["metric"] == "random" else 1)
+        assert row["removed_pairs"] == int(100 * row["fraction"])
         assert row["failed"] == 0
         for name in ("delta_perplexity", "delta_nll"):
             assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]

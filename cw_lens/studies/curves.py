@@ -19,7 +19,7 @@ SERIES = [*FAMILY, "metric", "ranking"]
 COLUMNS = (
     *SERIES,
     *("example", "tokens", "fraction", "seed"),
-    *("nll_sum", "clean_nll_sum", "kl_sum", "top1_agreed"),
+    *("removed", "nll_sum", "clean_nll_sum", "kl_sum", "top1_agreed"),
 )
 """What a table of units must hold; losses and divergences are sums over predicted tokens, nats."""
 NO_OP = "no_op"
@@ -33,7 +33,9 @@ class RemovalCurves:
 
     Attributes:
         points: one row per series and fraction: `n` examples, `n_seeds`, `failed` units,
-            `predicted` tokens, `clean_perplexity`, `perplexity` = exp(sum of nll / predicted),
+            `removed_pairs` (mean over texts of the (head, token) pairs really removed: sinks that
+            arise in a masked pass are protected in it, so that an online plan may remove fewer
+            than its fraction of the clean run's), `predicted` tokens, `clean_perplexity`, `perplexity` = exp(sum of nll / predicted),
             `delta_perplexity` and `delta_nll` (mean over examples of nats per predicted token),
             each masked minus clean with `_low` and `_high`, `kl` (nats per predicted token) and
             `top1_agreement` (share of predicted tokens).
@@ -167,6 +169,7 @@ def _per_example(units: pd.DataFrame) -> pd.DataFrame:
         clean=("clean_nll_sum", "mean"),
         kl=("kl_sum", "mean"),
         agreed=("top1_agreed", "mean"),
+        removed=("removed", "mean"),
         seeds=("seed", "size"),
         failed=("failed", "sum"),
     )
@@ -196,7 +199,7 @@ def _wide(
         np.searchsorted(examples, series["example"].to_numpy()),
     )
     wide = {}
-    for name in ("nll", "clean", "tokens", "kl", "agreed", "seeds", "failed"):
+    for name in ("nll", "clean", "tokens", "kl", "agreed", "removed", "seeds", "failed"):
         wide[name] = np.full((len(fractions), len(examples)), np.nan)
         wide[name][places] = series[name]
     return wide
@@ -231,6 +234,7 @@ def _series(wide: dict[str, np.ndarray], fractions: list, options: dict) -> tupl
                 "n": int(here.sum()),
                 "n_seeds": int(np.nanmax(wide["seeds"][row])),
                 "failed": int(np.nansum(wide["failed"][row])),
+                "removed_pairs": float(np.nanmean(wide["removed"][row])),
                 "predicted": int(total[row]),
                 "clean_perplexity": float(_exp(clean)),
                 "perplexity": float(_exp(nll)),
