@@ -27,7 +27,7 @@ test: check
 	.venv/bin/python -m pytest -n 2
 
 test-tl3: .venv-tl3/ready
-	.venv-tl3/bin/python -m pytest -n 2 -m "not browser"
+	.venv-tl3/bin/python -m pytest -n 2 -m "not browser and not apart"
 
 check: .venv/ready
 	.venv/bin/ruff format --check .

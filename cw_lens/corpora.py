@@ -61,7 +61,7 @@ class Corpus:
 
 
 def load_corpus(
-    data: str,
+    data: str | Path,
     examples: int | None = None,
     *,
     field: str | None = None,
@@ -89,8 +89,9 @@ def load_corpus(
     Warns:
         ShortCorpusWarning: when there are fewer texts than `examples`; all are taken.
     """
-    if examples is not None and examples < 1:
-        raise CorpusError(f"examples is {examples}; it must be at least 1.")
+    data = str(data)
+    if examples is not None and (not isinstance(examples, int) or not 1 <= examples < 1 << 60):
+        raise CorpusError(f"examples is {examples!r}; it must be a whole number from 1.")
     with _reading(data):
         place = _place(data)
         if isinstance(place, Path):
@@ -114,7 +115,8 @@ def load_corpus(
             stacklevel=2,
         )
     numbers, taken = zip(*found, strict=True)
-    return Corpus(name=data, texts=taken, source=source, rows=numbers)
+    name = place.stem if isinstance(place, Path) else data
+    return Corpus(name=name, texts=taken, source=source, rows=numbers)
 
 
 def corpus_prompts(model: Any, text: str, max_tokens: int) -> Prompts:
@@ -124,8 +126,10 @@ def corpus_prompts(model: Any, text: str, max_tokens: int) -> Prompts:
         CorpusError: `max_tokens` below 2.
         PromptError: as `tokenize`, which also warns.
     """
-    if max_tokens < 2:
-        raise CorpusError(f"max_tokens is {max_tokens}; it must be at least 2, to predict one.")
+    if not isinstance(text, str):
+        raise CorpusError(f"the text is a {type(text).__name__}; give one text at a time.")
+    if not isinstance(max_tokens, int) or max_tokens < 2:
+        raise CorpusError(f"max_tokens is {max_tokens!r}; it must be at least 2, to predict one.")
     whole, cut = tokenize(model, text, truncate=True), slice(max_tokens)
     return replace(
         whole, ids=whole.ids[:, cut], mask=whole.mask[:, cut], tokens=(whole.tokens[0][cut],)
@@ -248,7 +252,15 @@ def _texts(rows: Iterable[Any], field: str | None, data: str) -> _Numbered:
         texts = _articles(texts)
     elif data.lower().endswith(".txt"):
         texts = _paragraphs(texts)
-    yield from ((number, text) for number, text in texts if text.strip())
+    for number, text in texts:
+        if text.strip():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise CorpusError(
+                    f"row {number} of {data} is no text ({error.reason}). Mend or remove the row."
+                ) from error
+            yield number, text
 
 
 def _row_text(row: Any, field: str | None, where: str) -> str:
@@ -265,10 +277,16 @@ def _row_text(row: Any, field: str | None, where: str) -> str:
     columns = [name for name, value in row.items() if isinstance(value, str | None)]
     if field is None:
         field = "text" if "text" in row or len(columns) != 1 else columns[0]
+    if field in row and field not in columns:
+        raise CorpusError(
+            f"{where} holds a {type(row[field]).__name__} in its column {field!r}, no text. Name "
+            "another with field=... (--field), or mend the row."
+        )
     if field not in columns:
         raise CorpusError(
-            f"{where} has no text in a column {field!r}; its columns are {', '.join(row)}. Name "
-            "the one that holds the text with field=... (--field)."
+            f"{where} has no text in a column {field!r}; its columns are "
+            f"{', '.join(row) or 'none'}. Name the one that holds the text with field=... "
+            "(--field)."
         )
     return row[field] or ""
 

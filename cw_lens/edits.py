@@ -38,7 +38,9 @@ class Change(ABC):
     """Which values of a layer change, and into what."""
 
     online = False
-    """Whether the marks are found in the very pass; then marked values may lack any weight."""
+    """Whether the marks are found in the very pass."""
+    may_be_idle = False
+    """Whether marked values may lack any weight, as those that a ranking chose may."""
 
     @abstractmethod
     def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Bool[Tensor, "..."]:
@@ -153,7 +155,7 @@ class Edit:
 
     def _note(self, change: Tensor) -> None:
         self.ran = True
-        if self.marks is None or self.change.online:
+        if self.marks is None or self.change.may_be_idle:
             return
         changed = (change != 0).flatten(1).any(dim=1).cpu()
         idle = self.marks.flatten(1).any(dim=1).cpu().expand(len(changed)) & ~changed
@@ -273,6 +275,11 @@ def _through(
         if edit.route != "value":
             value = edit.written(value)
     return value
+
+
+def is_looking() -> bool:
+    """Whether the pass that runs is a short one, that looks for routes."""
+    return _looking.get()
 
 
 def _unless_looking(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

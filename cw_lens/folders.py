@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ class RunFolderError(CWLensError, OSError):
 def prepare_folder(folder: Path, configuration: dict[str, Any], *, resumable: bool = False) -> None:
     """Makes the folder and makes sure that it may be written and holds no other run.
 
-    A folder that holds a run of the same configuration is written anew; a resumable run may also
-    find its own store of units, which is compared when it is opened.
+    A folder that holds a run of the same configuration is written anew. A resumable run may find
+    a store of units, whose configuration is compared when it is opened, once nobody else holds it.
 
     Raises:
         RunFolderError: naming the first field in which the runs differ, or why it cannot be
@@ -38,8 +39,9 @@ def prepare_folder(folder: Path, configuration: dict[str, Any], *, resumable: bo
         raise RunFolderError(
             f"cannot write the output folder {folder}: {error.strerror}. Give another with --out."
         ) from error
-    kinds = (MANIFEST, REPORT) if resumable else (MANIFEST, REPORT, STORE)
-    held = [name for name in kinds if (folder / name).exists()]
+    if resumable and (folder / STORE).exists():
+        return
+    held = [name for name in (MANIFEST, REPORT, STORE) if (folder / name).exists()]
     held += [path.name for path in sorted(folder.glob("*.parquet"))]
     if not held:
         return
@@ -65,11 +67,17 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):  # else it would keep a full disk full
+            partial.unlink(missing_ok=True)
         raise RunFolderError(
-            f"cannot write {path}: {error.strerror}. Give another folder with --out."
+            f"cannot write {path}: {error.strerror}. Make room there and run the same command "
+            "again, or give another folder with --out."
         ) from error
 
 

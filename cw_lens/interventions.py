@@ -6,7 +6,7 @@ names query heads, and reaches those alone also where heads share values.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens import backend
-from cw_lens.edits import Change, Edit, found_routes
+from cw_lens.edits import Change, Edit, found_routes, is_looking
 from cw_lens.errors import InputError
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
@@ -23,6 +23,10 @@ from cw_lens.site_layers import site_layer
 from cw_lens.sites import AttentionSite, UnsupportedModelError, attention_layers, attention_sites
 
 Where = Mapping[int, Bool[Tensor, "batch head key"]]
+
+
+class RankedMasks(dict[int, Bool[Tensor, "batch head key"]]):
+    """Masks by layer that a ranking chose, or that try values out: some may lack any weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +58,42 @@ def masked_values(model: Any, where: Where | OnlinePlan) -> Iterator[None]:
         where: a plan of `removal_plan`, or masks as `scaled_values` takes them.
 
     Raises:
-        As `scaled_values`. What an online plan chooses may lack any weight; where the pattern
-        shows only after it was used, online plans are refused with UnsupportedModelError.
+        As `scaled_values`; what a plan chooses may lack any weight, which is no error. An online
+        plan is refused with UnsupportedModelError where the pattern shows only after it was used,
+        and with InputError where other token ids than its prompts' are run.
     """
     if isinstance(where, OnlinePlan):
         changes: dict[int, Change] = {i: _OnlineMask(where) for i in where.layers}
         _checked_layers(model, changes)
+        guard: Any = _only_these(model, where.prompts)
     else:
-        changes = {layer: _Scaling(mask, 0.0) for layer, mask in _marked(model, where).items()}
-    with _changed_values(model, changes):
+        idle = isinstance(where, RankedMasks)
+        changes = {i: _Scaling(mask, 0.0, idle) for i, mask in _marked(model, where).items()}
+        guard = nullcontext()
+    with guard, _changed_values(model, changes):
         yield
+
+
+@contextmanager
+def _only_these(model: Any, prompts: Prompts) -> Iterator[None]:
+    """Inside, the model refuses token ids that are not these."""
+
+    def check(_model: Any, given: tuple[Any, ...]) -> None:
+        ids = given[0] if given else None
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or is_looking():
+            return  # text, images: their pattern must fit the plan's prompts all the same
+        if not torch.equal(ids, prompts.ids.to(ids.device)):
+            raise InputError(
+                f"the plan is for prompts of shape {tuple(prompts.ids.shape)} (batch, position) "
+                f"and the model was given others, of {tuple(ids.shape)}. Run the prompts that the "
+                "plan was made for."
+            )
+
+    handle = model.register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -118,6 +148,11 @@ def replaced_values(
     """
     masks = _marked(model, where)
     total = backend.n_layers(model)
+    if not isinstance(values, Mapping) or not all(isinstance(v, Tensor) for v in values.values()):
+        raise InputError(
+            "values must map layers to tensors, such as {3: new} with a tensor of [batch, head, "
+            "key, d_head]."
+        )
     given = {layer % total: value for layer, value in values.items()}
     changes = {}
     for layer, mask in masks.items():
@@ -203,6 +238,7 @@ class _Scaling(Change):
 
     mask: Bool[Tensor, "batch head key"]
     factor: float
+    may_be_idle: bool = False
 
     def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
         return _fitting(self.mask, site, parts["pattern"])
@@ -238,16 +274,10 @@ class _OnlineMask(Change):
 
     plan: OnlinePlan
     online = True
+    may_be_idle = True
 
     def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
         plan = self.plan
-        shape = tuple(plan.prompts.ids.shape)
-        if (len(parts["pattern"]), parts["pattern"].shape[3]) != shape:
-            raise InputError(
-                f"layer {site.index}: the plan is for prompts of shape {shape} (batch, position) "
-                f"and the run has {(len(parts['pattern']), parts['pattern'].shape[3])}. "
-                "Run the prompts that the plan was made for."
-            )
         mask = plan.choose(site_layer(site, parts, plan.prompts, plan.space))
         return _fitting(mask, site, parts["pattern"])
 

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens.errors import InputError
-from cw_lens.interventions import OnlinePlan
+from cw_lens.interventions import OnlinePlan, RankedMasks
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS, Metric, random
 from cw_lens.prompts import Prompts
-from cw_lens.runs import attention_sites, capture, layer_indices
+from cw_lens.runs import attention_sites, capture, layer_indices, require_prompts
 from cw_lens.scores import layer_scores, needs_gradient, resolve_metrics
 from cw_lens.sinks import SINK_DETECTORS
 
@@ -65,8 +65,10 @@ class Removal:
                 raise InputError(
                     f"unknown {name} {getattr(self, name)!r}; there are {', '.join(allowed)}."
                 )
-        if not 0 <= self.fraction <= 1:
+        if not isinstance(self.fraction, int | float) or not 0 <= self.fraction <= 1:
             raise InputError(f"the fraction is {self.fraction!r}; it must be from 0 to 1.")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 31:
+            raise InputError(f"the seed is {self.seed!r}; it must be a whole number from 0.")
         if self.ranking == "online" and (self.granularity == "global" or self.metric == "gradient"):
             raise InputError(
                 f"{self.metric}, {self.granularity} granularity: one threshold over all layers, "
@@ -105,7 +107,7 @@ def removal_plan(
     layers: Sequence[int] | None = None,
     space: str = "residual",
     allow_folded: bool = False,
-) -> OnlinePlan | dict[int, Bool[Tensor, "batch head key"]]:
+) -> OnlinePlan | RankedMasks:
     """What to give to `masked_values`, to run these prompts without some of their values.
 
     In each example the pairs of a query head and a key are ranked by token score. Ties go to the
@@ -130,6 +132,7 @@ def removal_plan(
     functions = resolve_metrics([metric] if isinstance(metric, str) else metric)
     if len(functions) != 1:
         raise InputError(f"a plan ranks by one metric; {len(functions)} were given.")
+    require_prompts(model, prompts)
     removal = Removal(
         next(iter(functions)), remove, fraction, granularity, ranking, protected, seed
     )
@@ -146,7 +149,7 @@ def plan_of(
     layers: Sequence[int] | None = None,
     space: str = "residual",
     allow_folded: bool = False,
-) -> OnlinePlan | dict[int, Bool[Tensor, "batch head key"]]:
+) -> OnlinePlan | RankedMasks:
     """The plan of one removal, the same for every example; raises as `removal_plan`."""
     removals = [removal] * len(prompts)
     indices = layer_indices(model, layers)
@@ -168,14 +171,22 @@ def online_plan(
     space: str = "residual",
 ) -> OnlinePlan:
     """One removal for each example, chosen layer by layer in the pass that is masked."""
+    if needs_gradient({r.metric: functions[r.metric] for r in removals}):
+        raise InputError('gradients come from a clean pass. Use ranking="clean" (--ranking clean).')
     groups = _runs_of([(r.metric, r.seed, r.protected) for r in removals])
 
     def choose(layer: LayerAttention) -> Bool[Tensor, "batch head key"]:
         masks = []
         for (metric, seed, protected), rows in groups:
             part = layer.examples(rows)
-            score = layer_scores(part, {metric: _seeded(functions[metric], seed)})[metric]
-            eligible = _eligible(score, part.mask)
+            # an example that became NaN in a layer before has nothing to rank, nor a loss
+            sound = part.output.isfinite().flatten(1).all(dim=1)
+            if not sound.any():
+                masks += [torch.zeros_like(part.pattern[0, :, 0], dtype=torch.bool)] * len(sound)
+                continue
+            function = _seeded(functions[metric], seed)
+            score = layer_scores(part, {metric: function}, sound=sound)[metric]
+            eligible = _eligible(score, part.mask) & sound[:, None, None]
             if protected != UNPROTECTED:
                 eligible = eligible & ~SINK_DETECTORS[protected](part)
             masks += [
@@ -227,9 +238,7 @@ def clean_ranking(
     )
 
 
-def clean_masks(
-    ranking: CleanRanking, removals: Sequence[Removal]
-) -> dict[int, Bool[Tensor, "batch head key"]]:
+def clean_masks(ranking: CleanRanking, removals: Sequence[Removal]) -> RankedMasks:
     """One removal for each example; a ranking of one example serves all of them."""
     masks = []
     for number, removal in enumerate(removals):
@@ -240,7 +249,7 @@ def clean_masks(
             eligible = eligible & ~ranking.sinks[removal.protected][row]
         masks.append(lost_pairs(score, eligible, removal))
     stacked = torch.stack(masks)
-    return {layer: stacked[:, at] for at, layer in enumerate(ranking.layers)}
+    return RankedMasks({layer: stacked[:, at] for at, layer in enumerate(ranking.layers)})
 
 
 def lost_pairs(

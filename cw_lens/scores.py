@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens.certificates import Certificate
@@ -91,9 +91,20 @@ def resolve_metrics(metrics: Sequence[str] | Mapping[str, Metric]) -> dict[str, 
     """
     if isinstance(metrics, str):
         metrics = [metrics]
+    if not isinstance(metrics, Sequence | Mapping):
+        raise InputError(
+            f"metrics is a {type(metrics).__name__}; give names out of METRICS, or a mapping of "
+            "names to functions."
+        )
     if not metrics:
         raise InputError(f"no metrics asked for; there are {', '.join(METRICS)}.")
     if isinstance(metrics, Mapping):
+        for name, function in metrics.items():
+            if not callable(function):
+                raise InputError(
+                    f"metric {name!r} is a {type(function).__name__}; it must be a function of a "
+                    "LayerAttention."
+                )
         return dict(metrics)
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
@@ -107,9 +118,21 @@ def needs_gradient(functions: Mapping[str, Metric]) -> bool:
 
 
 def layer_scores(
-    layer: LayerAttention, functions: Mapping[str, Metric]
+    layer: LayerAttention,
+    functions: Mapping[str, Metric],
+    *,
+    sound: Bool[Tensor, " batch"] | None = None,
 ) -> dict[str, Float[Tensor, "batch head key"]]:
-    """Each metric's token scores in one whole layer, in blocks of queries."""
+    """Each metric's token scores in one whole layer, in blocks of queries.
+
+    Args:
+        layer: all of it.
+        functions: by name.
+        sound: examples whose scores must be finite, by default all; the others score 0.
+
+    Raises:
+        InputError: a metric that returns NaN, infinity or a wrong shape.
+    """
     batch, heads, _, keys = layer.pattern.shape
     totals = {name: layer.pattern.new_zeros(batch, heads, keys) for name in functions}
     shipped = set(METRICS.values())
@@ -117,6 +140,11 @@ def layer_scores(
         seen = block.mask.shape[1]
         for name, function in functions.items():
             edges = function(block)
+            if not isinstance(edges, Tensor):
+                raise InputError(
+                    f"metric {name!r} returned a {type(edges).__name__} for layer {layer.index}; "
+                    "it must return a tensor of [batch, head, query, key]."
+                )
             if edges.shape != block.pattern.shape:
                 raise InputError(
                     f"metric {name!r} returned shape {tuple(edges.shape)} for layer "
@@ -126,6 +154,9 @@ def layer_scores(
             if function not in shipped:  # those are 0 where a query does not see a key
                 edges = edges.masked_fill(~block.edge_mask[:, None], 0.0)
             totals[name][:, :, :seen] += edges.sum(dim=2)
+    if sound is not None:
+        broken = ~sound[:, None, None]
+        totals = {name: total.masked_fill(broken, 0.0) for name, total in totals.items()}
     for name, total in totals.items():
         if not total.isfinite().all():
             raise InputError(

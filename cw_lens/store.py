@@ -65,6 +65,12 @@ class UnitStore:
             self._connection.executemany(f"INSERT INTO units VALUES ({places})", rows)
             self._connection.execute("INSERT INTO batches VALUES (?, ?)", (batch, _digest(rows)))
 
+    def forget_if_empty(self) -> None:
+        """Drops the configuration of a run that finished nothing: the store is nobody's yet."""
+        if not self.done():
+            with self._writing():
+                self._connection.execute("DELETE FROM run")
+
     def require(self, fields: Mapping[str, Any]) -> None:
         """Notes these fields of the configuration; refuses values that differ from those held.
 
@@ -83,7 +89,7 @@ class UnitStore:
                     "this one."
                 )
             if field not in held:
-                text = json.dumps(value, ensure_ascii=False)
+                text = json.dumps(value)
                 with self._writing():
                     self._connection.execute("INSERT INTO run VALUES (?, ?)", (field, text))
 
@@ -144,7 +150,9 @@ def opened_store(
         connection = _connected(path, columns)
         try:
             store = UnitStore(path, columns, connection)
+            store.forget_if_empty()
             store.require(configuration)
+            store.require({"columns": list(columns)})
             yield store
         finally:
             connection.close()
@@ -168,7 +176,12 @@ def _connected(path: Path, columns: Mapping[str, type]) -> sqlite3.Connection:
             CorruptStoreWarning,
             stacklevel=4,
         )
-        return _open(path, columns)
+        try:
+            return _open(path, columns)
+        except sqlite3.Error as again:
+            raise StoreError(
+                f"cannot open {path}: {again}. Make room, or give another folder with --out."
+            ) from again
 
 
 def _open(path: Path, columns: Mapping[str, type]) -> sqlite3.Connection:
@@ -178,9 +191,6 @@ def _open(path: Path, columns: Mapping[str, type]) -> sqlite3.Connection:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict.splitlines()[-1])
-        held = [row[1] for row in connection.execute("PRAGMA table_info(units)")]
-        if held and held != ["batch", "at", *columns]:
-            raise sqlite3.DatabaseError(f"its units have the columns {', '.join(held)}")
         kinds = "".join(f', "{name}" {_KINDS[kind.__name__]}' for name, kind in columns.items())
         with connection:
             connection.execute("CREATE TABLE IF NOT EXISTS run (field TEXT, value TEXT)")
@@ -200,6 +210,11 @@ def _open(path: Path, columns: Mapping[str, type]) -> sqlite3.Connection:
 
 def _require_sound(connection: sqlite3.Connection) -> None:
     """Holds the units of each batch against its digest: SQLite does not see a changed number."""
+    for field, value in connection.execute("SELECT field, value FROM run"):
+        try:
+            json.loads(value)
+        except (TypeError, ValueError) as error:
+            raise sqlite3.DatabaseError(f"its {field} cannot be read") from error
     digests = dict(connection.execute("SELECT batch, digest FROM batches ORDER BY batch"))
     rows = connection.execute("SELECT * FROM units ORDER BY batch, at")
     found = {batch: _digest(list(units)) for batch, units in groupby(rows, key=itemgetter(0))}
@@ -219,8 +234,10 @@ def short(value: Any) -> str:
 
 
 def _stored(value: Any) -> Any:
-    """SQLite keeps a NaN as NULL, which comes back as NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+    """SQLite keeps a NaN as NULL, which comes back as NaN, and knows no negative zero."""
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else value + 0.0
 
 
 def _aside(path: Path) -> Path:

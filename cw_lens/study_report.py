@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 import cw_lens
 from cw_lens.figures import curve_figures, write_figures
-from cw_lens.folders import MANIFEST, REPORT, RunFolderError, replace_file, versions
+from cw_lens.folders import MANIFEST, REPORT, replace_file, versions
+from cw_lens.studies.comparisons import sentences
 from cw_lens.studies.curves import RemovalCurves, no_op_failures
 from cw_lens.views.study_page import Section, study_page
 
@@ -46,6 +47,13 @@ def write_faithfulness(
     if len(moved):
         notices.append(
             f"{len(moved)} no-op runs differ from the clean run: nothing here can be trusted."
+        )
+    idle = len(units.query("fraction > 0 and removed == 0"))
+    if idle:
+        notices.append(
+            f"In {idle} of {len(units)} units nothing was removed: the fraction of the eligible "
+            "pairs is less than one pair, or almost every token counts as a sink. Their changes "
+            "of 0 are in the averages."
         )
     if len(curves.failed):
         notices.append(
@@ -97,13 +105,14 @@ def write_study(
 
 
 def headlines(curves: RemovalCurves) -> tuple[str, ...]:
-    """The sentences that set contributions beside attention, or all if there are none."""
-    chosen = tuple(
-        sentence
-        for sentence in curves.sentences
-        if ": contribution " in sentence and " attention" in sentence
-    )
-    return chosen or curves.sentences[:4]
+    """The sentences that set contributions beside attention, whichever is better.
+
+    Where the two were not both studied, the first four of all.
+    """
+    table = curves.comparisons
+    series = ["attention", "contribution"]
+    chosen = table.loc[table["metric"].isin(series) & table["other"].isin(series)]
+    return sentences(chosen) or curves.sentences[:4]
 
 
 def fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -129,13 +138,7 @@ def _finish(
     facts: Mapping[str, Any],
     recipe: str,
 ) -> str | None:
-    try:
-        written = write_figures(folder / FIGURES, figures, recipe) if figures else None
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {folder / FIGURES}: {error.strerror}. Make room, then run the same "
-            "command again: what was computed is kept."
-        ) from error
+    written = write_figures(folder / FIGURES, figures, recipe) if figures else None
     replace_file(folder / REPORT, html.encode())
     manifest = {
         "cw_lens": cw_lens.__version__,

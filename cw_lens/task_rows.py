@@ -43,11 +43,10 @@ def file_rows(name: str, path: Path) -> Iterator[Row]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise _RowError(f"is a {type(row).__name__}, no object")
+            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
             yield TASKS[name].hub_row(row)
-        except (json.JSONDecodeError, _RowError) as error:
-            said = (
-                f"is not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else error
-            )
+        except (ValueError, RecursionError, _RowError) as error:  # of JSON, in all its forms
+            said = error if isinstance(error, _RowError) else f"is not JSON ({first_line(error)})"
             raise TaskError(
                 f"{path}, line {number} {said}. A row of {name} holds {TASKS[name].fields}."
             ) from error

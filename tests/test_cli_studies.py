@@ -74,6 +74,9 @@ def test_a_run_writes_units_curves_figures_and_page(study, folder, tmp_path):  #
     assert manifest["corpora"][0]["source"].startswith("shipped with cw_lens, sha256 ")
     assert manifest["recipe"].startswith("cw-lens faithfulness")
     assert [c["layer"] for c in manifest["certificates"]] == [0, 1, 2]
+    shares = manifest["protected_share"]
+    assert set(shares) == {"cosine"} and set(shares["cosine"]) == {"0", "1", "2"}
+    assert all(0 < share <= 1 for share in shares["cosine"].values())
     page = (out / "report.html").read_text()
     assert manifest["recipe"].split(" --out")[0] in page.replace("\\u0027", "'")
     assert "No PNG and SVG were drawn" in said and str(out / "report.html") in said
@@ -103,14 +106,37 @@ def test_another_configuration_does_not_mix_with_the_run(study, tmp_path, more, 
     assert study(out)[0] == 0
     before = content(out)
     code, said = study(out, *more)
-    assert code == 1 and field in said and "--out" in said and "Traceback" not in said
-    (out / "manifest.json").unlink()  # as in a run that was cut off
-    for made in (*out.glob("*.parquet"), out / "report.html"):
-        made.unlink()
-    code, said = study(out, *more)
     assert code == 1 and f"holds another run: {field}" in said
-    assert study(out)[0] == 0
+    assert "--out" in said and "Traceback" not in said
     assert content(out) == before
+
+
+@pytest.mark.parametrize("last", range(0, 13, 4))
+def test_a_run_cut_off_while_it_writes_its_report_is_taken_up(study, tmp_path, monkeypatch, last):
+    """The disk fills up at one file or another: what is there is whole, and more room is enough."""
+    import cw_lens.folders
+
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert study(whole)[0] == 0
+    named = {n for n in content(whole) if n.endswith((".html", ".json"))}  # of the folder's name
+    replace, written = cw_lens.folders.os.replace, []
+
+    def full(source, target):
+        if len(written) == last:
+            raise OSError(28, "No space left on device")
+        written.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(cw_lens.folders.os, "replace", full)
+    code, said = study(out)
+    assert code == 1 and "No space left on device. Make room there and run the same" in said
+    assert not list(out.rglob("*.partial"))
+    there = {name for name in content(out) if name not in named}
+    assert all(content(out)[name] == content(whole)[name] for name in there)
+    monkeypatch.setattr(cw_lens.folders.os, "replace", replace)
+    code, said = study(out)
+    assert code == 0, said
+    assert all(content(out)[n] == content(whole)[n] for n in set(content(whole)) - named)
 
 
 def test_other_weights_or_texts_under_the_same_name_are_refused(run, no_images, tmp_path):  # noqa: F811
@@ -125,13 +151,28 @@ def test_other_weights_or_texts_under_the_same_name_are_refused(run, no_images, 
     assert code == 1 and "holds another run: weight_hash was" in said
     texts.write_text('{"text": "Another ferry was pulled ashore."}\n' * 2)
     code, said = run(*command)
-    assert code == 1 and "holds another run: corpora was" in said
+    assert code == 1 and "holds another run: sources was" in said
+
+
+def test_an_unfinished_run_of_another_command_is_kept(run, study, folder, tmp_path):  # noqa: F811
+    out = tmp_path / "run"
+    assert study(out)[0] == 0
+    for made in (*out.glob("*.parquet"), out / "report.html", out / "manifest.json"):
+        made.unlink()
+    held = (out / STORE).read_bytes()
+    for command in (["validate", folder], ["tasks", folder]):
+        code, said = run(*command, "--out", out)
+        assert code == 1 and 'command was "faithfulness" there and is' in said
+    code, said = run("explain", folder, "--text", "ab", "--out", out)
+    assert code == 1 and "holds units.sqlite but no manifest" in said
+    assert (out / STORE).read_bytes() == held
 
 
 def test_a_folder_of_another_command_is_refused(run, study, folder, tmp_path):  # noqa: F811
     assert run("explain", folder, "--text", "ab", "--out", tmp_path / "a")[0] == 0
     code, said = study(tmp_path / "a")
     assert code == 1 and 'command was "explain" there and is "faithfulness" here' in said
+    assert not (tmp_path / "a" / STORE).exists()
     assert study(tmp_path / "b")[0] == 0
     code, said = run("explain", folder, "--text", "ab", "--out", tmp_path / "b")
     assert code == 1 and 'command was "faithfulness" there and is "explain" here' in said
@@ -149,6 +190,10 @@ def test_a_folder_of_another_command_is_refused(run, study, folder, tmp_path):  
         (["--max-tokens", "1"], "max_tokens"),
         (["--examples", "0"], "examples"),
         (["--batch-size", "0"], "a batch size of 0"),
+        (["--remove"], "remove is empty; name at least one of highest, lowest."),
+        (["--protected"], "protected is empty; name at least one of cosine"),
+        (["--data"], "no corpus is named; give --data samples"),
+        (["--data", "\udcff.jsonl"], "is not UTF-8. Rename the file."),
         (["--data", "samples", "samples"], "two corpora are named samples"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
     ],
@@ -158,6 +203,24 @@ def test_bad_input_is_one_clear_message(study, tmp_path, more, message):
     assert code == 1, said
     assert message in said and "Traceback" not in said
     assert not (tmp_path / "run" / "manifest.json").exists()
+    if "--dtype" not in more:
+        assert study(tmp_path / "run")[0] == 0  # a run that finished nothing holds no folder
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[red]", "x:x:", "</script><b>", "%{x}"])
+def test_names_are_shown_as_they_are(run, folder, no_images, tmp_path, name):  # noqa: F811
+    out = tmp_path / name.replace("/", "")
+    texts = tmp_path / f"{name.replace('/', '')}.jsonl"
+    texts.write_text('{"text": "The ferry."}\n')
+    code, said = run("faithfulness", folder, *SMALL, "--data", texts, "--out", out)
+    assert code == 0, said
+    assert str(out / "report.html") in said.replace("\n", "")
+    assert "<b>" not in (out / "report.html").read_text().partition("<script")[0]
+
+
+def test_tasks_need_a_task(run, folder, tmp_path):  # noqa: F811
+    code, said = run("tasks", folder, "--names", "--out", tmp_path / "run")
+    assert code == 1 and "no task is named; give --names mmlu" in said
 
 
 def test_a_loss_that_is_nan_is_reported_and_not_averaged(run, no_images, tmp_path, monkeypatch):  # noqa: F811

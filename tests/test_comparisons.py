@@ -5,7 +5,10 @@ import pandas as pd
 import pytest
 
 from cw_lens.studies.curves import removal_curves
+from cw_lens.study_report import headlines
 from tests.units import AREA, FRACTIONS, made_up_units, one
+
+pytestmark = pytest.mark.apart
 
 FEW = {"resamples": 100}
 
@@ -171,3 +174,25 @@ def test_without_attention_and_random_there_is_no_such_comparison():
     assert len(alone.comparisons) == 0
     assert alone.sentences == ()
     assert "verdict" in alone.comparisons.columns
+
+
+def test_the_headlines_tell_of_contributions_against_attention_whoever_wins():
+    units = made_up_units({"attention": 2.0, "contribution": 1.0, "random": 0.1})
+    told = headlines(removal_curves(units, resamples=200))
+    assert len(told) == 2
+    assert all("attention" in line and "contribution" in line for line in told)
+    assert ": attention harms the model more than contribution (" in told[0]
+    assert ": attention harms the model less than contribution (" in told[1]
+    without = made_up_units({"attention": 2.0, "random": 0.1})
+    curves = removal_curves(without, resamples=200)
+    assert headlines(curves) == curves.sentences[:4]
+
+
+def test_rankings_that_differ_are_named():
+    units = made_up_units({"attention": 1.0, "gradient": 2.0, "random": 0.1})
+    units.loc[units["metric"] == "gradient", "ranking"] = "clean"
+    told = removal_curves(units, resamples=200).sentences
+    assert any(
+        ": gradient (clean) harms the model more than attention (online) (" in t for t in told
+    )
+    assert any(": attention harms the model more than random (" in line for line in told)

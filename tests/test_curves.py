@@ -10,6 +10,8 @@ from cw_lens.errors import InputError
 from cw_lens.studies.curves import no_op_failures, removal_curves
 from tests.units import AREA, FRACTIONS, made_up_units, one
 
+pytestmark = pytest.mark.apart
+
 FEW = {"resamples": 100}
 
 

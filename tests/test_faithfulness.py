@@ -1,6 +1,7 @@
 """The faithfulness study: its units against literal runs, and that its order changes nothing."""
 
 import math
+from contextlib import contextmanager
 
 import pandas as pd
 import pytest
@@ -9,17 +10,21 @@ import torch
 import cw_lens
 from cw_lens import backend
 from cw_lens.errors import InputError
+from cw_lens.interventions import OnlinePlan, RankedMasks
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import one_by_one
 from cw_lens.removal import Removal
+from cw_lens.sinks import CrowdedSinksWarning
 from cw_lens.sites import UnsupportedModelError
+from cw_lens.studies import faithfulness
+from cw_lens.studies.conditions import removals_of
+from cw_lens.studies.curves import NO_OP
 from cw_lens.studies.faithfulness import (
-    NO_OP,
     UNIT_COLUMNS,
     Study,
-    StudyText,
-    removals_of,
 )
+from cw_lens.studies.losses import StudyText
+from cw_lens.studies.protection import protected_shares
 from tests.families import prompts, wrapped
 
 METRICS_HERE = ("attention", "contribution", "gradient")
@@ -148,6 +153,70 @@ def test_a_loss_that_is_nan_is_kept_as_such(llama):
     assert curves.points["n"].eq(0).all() and curves.points["perplexity"].isna().all()
 
 
+@pytest.mark.parametrize("ranking", ["online", "clean"])
+def test_activations_that_turn_nan_cost_their_own_units_alone(llama, ranking):
+    """Where much is removed the activations become NaN: those units are NaN, the rest goes on."""
+    given = prompts(llama, (9,))
+    point = llama.hook_dict["blocks.0.attn.hook_z"]
+    sizes = []
+    with backend.hooked([(point, lambda z: sizes.append(z.abs().sum()))]), torch.no_grad():
+        backend.forward(llama, given)
+
+    def explode(z):
+        lost = z.abs().sum(dim=(1, 2, 3) if z.ndim == 4 else (1, 2)) < 0.5 * sizes[0]
+        return torch.where(lost.reshape(-1, *[1] * (z.ndim - 1)), torch.nan, z)
+
+    original = faithfulness.masked_values
+
+    @contextmanager
+    def exploding(model, plan):
+        with original(model, plan), backend.hooked([(point, explode)]):
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faithfulness, "masked_values", exploding)
+        units = cw_lens.faithfulness(
+            llama, given, ["contribution"], fractions=[0.1, 0.95], ranking=ranking
+        )
+    lost = units["nll_sum"].isna()
+    assert 0 < lost.sum() < len(units)
+    assert units.loc[lost, "fraction"].eq(0.95).all()
+
+
+def test_the_no_op_run_has_its_hooks_in_place(llama, monkeypatch):
+    """Also where everything ranks clean, whose masks of nothing would write nothing."""
+    plans = []
+    original = faithfulness.masked_values
+    monkeypatch.setattr(
+        faithfulness, "masked_values", lambda m, plan: plans.append(plan) or original(m, plan)
+    )
+    given = prompts(llama, (5,))
+    cw_lens.faithfulness(llama, given, ["gradient"], fractions=[0.5], ranking="clean")
+    assert isinstance(plans[0], OnlinePlan) and len(plans[0].layers) == 2
+    assert all(isinstance(plan, RankedMasks) for plan in plans[1:])
+
+
+def test_the_names_of_the_controls_are_taken(llama):
+    for name in ("random", "no_op"):
+        own = {name: lambda layer: layer.pattern}
+        with pytest.raises(InputError, match=f"{name} is the name of a control; give your metric"):
+            cw_lens.faithfulness(llama, prompts(llama, (5,)), own)
+    units = cw_lens.faithfulness(
+        llama, prompts(llama, (5,)), {"mine": METRICS["gradient"]}, fractions=[0.5]
+    )
+    assert units.loc[units["metric"] == "mine", "ranking"].unique().tolist() == ["clean"]
+
+
+def test_what_is_protected_is_told_and_warned_of(llama):
+    texts = [StudyText("tiny", row, p) for row, p in enumerate(one_by_one(prompts(llama, (9, 6))))]
+    with pytest.warns(CrowdedSinksWarning, match="the cosine detector marks more than 25%"):
+        shares = protected_shares(llama, texts, "cosine")
+    sinks = [cw_lens.find_sinks(llama, text.prompts) for text in texts]
+    for layer, share in shares.items():
+        marked = sum(int(found[:, layer].sum()) for found in sinks)
+        assert share == pytest.approx(marked / (4 * (9 + 6)))
+
+
 def test_progress_counts_the_batches(llama):
     seen = []
     cw_lens.faithfulness(
@@ -177,6 +246,11 @@ def test_a_metric_of_ones_own_is_studied_like_any_other(llama):
         ({"metrics": ["magic"]}, "unknown metric 'magic'"),
         ({"protected": ["bos"]}, "unknown protected 'bos'"),
         ({"space": "outer"}, "unknown space"),
+        ({"ranking": "onlin"}, "unknown ranking 'onlin'; there are online, clean."),
+        ({"remove": []}, "remove is empty; name at least one of highest, lowest."),
+        ({"granularity": []}, "granularity is empty; name at least one of layer, head, global."),
+        ({"protected": []}, "protected is empty; name at least one of cosine, .*, none."),
+        ({"metrics": {"mine": lambda layer: None}}, "metric 'mine' returned a NoneType"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(llama, options, message):

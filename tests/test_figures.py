@@ -19,6 +19,8 @@ from cw_lens.studies.curves import removal_curves
 from tests.browser import opened
 from tests.units import FRACTIONS, STRENGTHS, made_up_units
 
+pytestmark = pytest.mark.apart
+
 HOSTILE = "</script><b>x</b> $a$ %{x} &amp;"
 FEW = {"resamples": 50}
 

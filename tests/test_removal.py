@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import cw_lens
 from cw_lens import backend
+from cw_lens.edits import InterventionError
 from cw_lens.errors import InputError
 from cw_lens.interventions import OnlinePlan
 from cw_lens.metrics import METRICS, random
@@ -254,12 +255,40 @@ def test_a_plan_that_makes_no_sense_is_refused(llama, options, message):
 
 
 def test_an_online_plan_is_for_its_own_prompts(llama):
-    plan = removal_plan(llama, prompts(llama, (5,)))
-    with pytest.raises(
-        InputError, match=r"plan is for prompts of shape \(1, 5\).*run has \(1, 6\)"
-    ):
-        with cw_lens.masked_values(llama, plan):
-            run(llama, prompts(llama, (6,)))
+    plan = removal_plan(llama, prompts(llama, (5, 4), "right"))
+    for other in (prompts(llama, (6,)), prompts(llama, (5, 4), "left")):
+        with pytest.raises(
+            InputError, match=r"plan is for prompts of shape \(2, 5\).*given others"
+        ):
+            with cw_lens.masked_values(llama, plan):
+                run(llama, other)
+    assert not llama._forward_pre_hooks
+
+
+@pytest.mark.parametrize("granularity", ["layer", "head", "global"])
+def test_a_plan_may_remove_what_has_no_weight_and_a_mask_may_not(llama, granularity):
+    """Attention that underflows to 0: for a ranking that is a measured nothing, no mistake."""
+    with torch.no_grad():
+        for block in llama.original_model.model.layers:
+            block.self_attn.q_proj.weight.mul_(40)
+    given = prompts(llama, (12,))
+    plan = removal_plan(
+        llama, given, remove="lowest", fraction=0.05, ranking="clean", granularity=granularity
+    )
+    with cw_lens.masked_values(llama, plan):
+        run(llama, given)
+    layer = cw_lens.capture(llama, given, layers=[0]).layers[0]
+    unseen = (layer.pattern.sum(dim=2) == 0).nonzero()[0]
+    mask = torch.zeros(1, 4, 12, dtype=torch.bool)
+    mask[tuple(unseen)] = True
+    with pytest.raises(InterventionError, match="no value marked in example 0 has any weight"):
+        with cw_lens.masked_values(llama, {0: mask}):
+            run(llama, given)
+
+
+def test_gradients_do_not_rank_online_under_any_name(llama):
+    with pytest.raises(InputError, match='gradients come from a clean pass. Use ranking="clean"'):
+        removal_plan(llama, prompts(llama, (5,)), {"mine": METRICS["gradient"]})
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

@@ -17,6 +17,8 @@ from cw_lens.statistics import (
     spearman,
 )
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(autouse=True)
 def no_warnings():

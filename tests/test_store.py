@@ -11,6 +11,8 @@ import pytest
 
 from cw_lens.store import STORE, CorruptStoreWarning, StoreError, opened_store
 
+pytestmark = pytest.mark.apart
+
 COLUMNS = {"name": str, "number": int, "loss": float}
 CONFIGURATION = {"model": "m", "fractions": [0.1, 0.2]}
 
@@ -31,6 +33,11 @@ def test_what_is_kept_comes_back_in_the_order_of_batches(tmp_path):
     assert table["loss"][0] == 1 / 3
     assert math.isnan(table["loss"][1]) and table["loss"][2] == math.inf
     assert [str(kind) for kind in table.dtypes] == ["str", "int64", "float64"]
+
+
+def reopened(folder):
+    with opened_store(folder, CONFIGURATION, COLUMNS) as store:
+        return store.done()
 
 
 @pytest.mark.parametrize(
@@ -80,12 +87,22 @@ def test_a_second_process_is_refused(tmp_path):
         pass
 
 
-def reopened(folder):
-    with opened_store(folder, CONFIGURATION, COLUMNS) as store:
-        return store.done()
+def test_a_run_with_other_units_is_refused_and_kept(tmp_path):
+    with opened_store(tmp_path, CONFIGURATION, COLUMNS) as store:
+        store.add(0, [unit(1)])
+    with pytest.raises(StoreError, match="holds another run: columns was"):
+        with opened_store(tmp_path, CONFIGURATION, {"name": str}):
+            pass
+    assert reopened(tmp_path) == {0}
 
 
-@pytest.mark.parametrize("damage", ["noise", "cut", "columns"])
+def test_a_loss_of_negative_zero_is_no_damage(tmp_path):
+    with opened_store(tmp_path, CONFIGURATION, COLUMNS) as store:
+        store.add(0, [unit(1, -0.0)])
+    assert reopened(tmp_path) == {0}
+
+
+@pytest.mark.parametrize("damage", ["noise", "cut", "configuration"])
 def test_a_damaged_store_is_set_aside_and_named(tmp_path, damage):
     with opened_store(tmp_path, CONFIGURATION, COLUMNS) as store:
         for batch in range(200):
@@ -99,7 +116,7 @@ def test_a_damaged_store_is_set_aside_and_named(tmp_path, damage):
         path.write_bytes(held[: len(held) // 2 + 100])
     else:
         with sqlite3.connect(path) as other:
-            other.execute("ALTER TABLE units ADD COLUMN more REAL")
+            other.execute("UPDATE run SET value = '{broken' WHERE field = 'model'")
         other.close()
     before = path.read_bytes()
     with pytest.warns(CorruptStoreWarning, match=r"set aside as units.damaged-1.sqlite"):

@@ -16,6 +16,8 @@ from cw_lens.views.study_page import Section, study_page
 from tests.browser import opened
 from tests.units import FRACTIONS, made_up_units
 
+pytestmark = pytest.mark.apart
+
 HOSTILE = "</script><b>"
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 

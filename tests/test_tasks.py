@@ -168,6 +168,7 @@ def test_unmasked_results_are_the_harness_own(tmp_path, name, bos_added):
     assert greedy == [[answer[0][1] for answer in sample["resps"]] for sample in samples]
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.golden
 @pytest.mark.parametrize("name", list(TASKS))

@@ -10,7 +10,8 @@ import cw_lens
 from cw_lens.errors import InputError
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import one_by_one
-from cw_lens.studies.faithfulness import StudyText
+from cw_lens.sites import UnsupportedModelError
+from cw_lens.studies.losses import StudyText
 from cw_lens.studies.validation import (
     EFFECT_COLUMNS,
     Ablations,
@@ -18,7 +19,7 @@ from cw_lens.studies.validation import (
     validation_sentences,
     validation_table,
 )
-from tests.families import prompts
+from tests.families import prompts, wrapped
 
 FUNCTIONS = {name: METRICS[name] for name in ("attention", "contribution", "gradient")}
 
@@ -108,7 +109,8 @@ def test_correlations_are_spearmans_overall_and_within_layers():
     kept = np.arange(200) % 10 != 0
     assert fewer.n == 180
     assert fewer.rho == pytest.approx(stats.spearmanr(score[kept], np.abs(effect)[kept]).statistic)
-    (sentence,) = validation_sentences(table)
+    sentence, caveat = validation_sentences(table)
+    assert "share texts and layers" in caveat
     assert sentence.startswith(f"mine: rank correlation {expected:.2f} [")
 
 
@@ -118,6 +120,20 @@ def test_ablations_that_failed_are_left_out():
     table = validation_table(made_up(effect, np.arange(20.0)), ["mine"])
     row = table.query("among == 'all' and effect == 'harm'").iloc[0]
     assert row.n == 19 and row.rho == pytest.approx(1.0)
+
+
+def test_models_without_a_next_token_are_refused_before_anything_runs():
+    model = wrapped("bert")
+    with pytest.raises(UnsupportedModelError, match="Use a decoder"):
+        Ablations(model, [StudyText("tiny", 0, prompts(model, (5,)))])
+
+
+def test_a_value_without_any_weight_changes_nothing_and_is_no_error(llama, texts):
+    with torch.no_grad():
+        llama.original_model.model.layers[0].self_attn.q_proj.weight.mul_(200)
+    table = measured(Ablations(llama, texts, layers=[0]))
+    still = table["nll_sum"].sub(table["clean_nll_sum"]).abs() < 1e-4
+    assert 0 < still.sum() < len(table)
 
 
 def test_no_texts_or_batches_of_nothing_are_refused(llama, texts):

@@ -36,6 +36,25 @@ CASES = {
     "enter(0.0, {2: marks})": "layer 2 has no attention to write into; those that have are 0, 1",
     "enter(float('nan'), {0: marks})": "the factor is nan; it must be a finite number",
     "enter('0', {0: marks})": "the factor is '0'; it must be a finite number, such as 0 or 0.5",
+    "study(fractions=0.5)": "the fractions are 0.5; give at least one above 0 and up to 1",
+    "study(fractions=['a'])": "the fractions are ['a']; give at least one above 0 and up to 1",
+    "study(seeds='3')": "'3' seeds of the random control are too few; use 3 or more",
+    "study(batch_size=1.5)": "a batch size of 1.5: give at least one text and a batch size of",
+    "study(metrics={'mine': 5})": "metric 'mine' is a int; it must be a function of a Layer",
+    "study(metrics=5)": "metrics is a int; give names out of METRICS, or a mapping of names",
+    "study(metrics={'mine': print})": "metric 'mine' returned a NoneType for layer 0; it must",
+    "cw_lens.faithfulness(llama, 'hello')": "the prompts are a str. Make them for this model wi",
+    "cw_lens.faithfulness(raw, text)": "a LlamaForCausalLM is no TransformerLens model.",
+    "cw_lens.removal_plan(llama, 'hello')": "the prompts are a str. Make them for this model wi",
+    "cw_lens.removal_plan(llama, text, fraction='a')": "the fraction is 'a'; it must be from 0",
+    "cw_lens.removal_plan(llama, text, 'random', seed='a')": "the seed is 'a'; it must be a who",
+    "cw_lens.replaced_values(llama, {0: marks}, None).__enter__()": "values must map layers to",
+    "cw_lens.replaced_values(llama, {0: marks}, {0: None}).__enter__()": "values must map layers",
+    "cw_lens.removal_curves(None)": "units is a NoneType; it must be the table that faithfulnes",
+    "cw_lens.load_corpus('samples', '3')": "examples is '3'; it must be a whole number from 1.",
+    "cw_lens.load_corpus('samples', 10**30)": "it must be a whole number from 1.",
+    "cw_lens.corpora.corpus_prompts(named, 'hi', None)": "max_tokens is None; it must be at lea",
+    "cw_lens.corpora.corpus_prompts(named, ['a'], 5)": "the text is a list; give one text at a",
     "cw_lens.tokenize(named, 'a\\ud800')": "text 0 is not UTF-8 (surrogates not allowed). Give it",
     "cw_lens.doctor(raw)['attention'].what": "a LlamaForCausalLM is no TransformerLens model.",
 }
@@ -64,6 +83,9 @@ def cut(part, axis):
 
 def enter(factor, where):
     cw_lens.scaled_values(llama, factor, where).__enter__()
+
+def study(metrics=("attention",), **options):
+    return cw_lens.faithfulness(llama, text, metrics, **options)
 
 said = {}
 for case in json.load(sys.stdin):

@@ -51,8 +51,5 @@ def main() -> None:
         errors.print(f"cw-lens: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print(
-            "cw-lens: interrupted. What was finished is kept, and nothing was written that is not "
-            "whole; run the same command again to go on"
-        )
+        errors.print("cw-lens: interrupted; nothing was written that is not whole")
         sys.exit(130)

@@ -3,8 +3,9 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-console = Console()
-errors = Console(stderr=True)
+# names may hold what looks like markup or emoji codes: nothing printed is read as such
+console = Console(markup=False, emoji=False)
+errors = Console(stderr=True, markup=False, emoji=False)
 
 
 def progress_bar() -> Progress:

@@ -13,7 +13,41 @@ from cw_lens.errors import InputError
 if TYPE_CHECKING:
     from cw_lens.corpora import Corpus
     from cw_lens.store import UnitStore
-    from cw_lens.studies.faithfulness import StudyText
+    from cw_lens.studies.losses import StudyText
+
+
+TAKE_UP = "What was finished is kept: run the same command again to go on."
+
+
+def configuration_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was given but where to write, as JSON holds it.
+
+    Args:
+        command: its name.
+        given: the command's arguments, by name: its `locals()` before anything else.
+    """
+    kept = {name: value for name, value in given.items() if name != "out"}
+    for name, value in given.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            try:
+                str(part).encode()
+            except UnicodeEncodeError:
+                raise InputError(f"--{name} {str(part)!r} is not UTF-8. Rename the file.") from None
+    return {"command": command} | {
+        name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()
+    }
+
+
+def require_same_ground(store: "UnitStore", sources: Sequence[Any], weight_hash: str) -> None:
+    """Holds a run that is taken up to its texts, weights and versions.
+
+    Raises:
+        StoreError: naming what differs.
+    """
+    from cw_lens.folders import versions
+
+    store.require({"sources": list(sources), "weight_hash": weight_hash})
+    store.require(versions("cw-lens", "torch", "transformers", "transformer-lens"))
 
 
 def recipe() -> str:
@@ -48,7 +82,7 @@ def study_texts(model: Any, corpora: Sequence["Corpus"], max_tokens: int) -> lis
     Texts of a single token, which have no loss, are left out and said.
     """
     from cw_lens.corpora import corpus_prompts
-    from cw_lens.studies.faithfulness import StudyText
+    from cw_lens.studies.losses import StudyText
 
     texts = []
     for at in range(max(len(corpus.texts) for corpus in corpora)):
@@ -68,14 +102,19 @@ def study_facts(
     """What a manifest says of the run, with a certificate of each layer on the first text."""
     from cw_lens.identity import model_identity
     from cw_lens.runs import capture
+    from cw_lens.studies.protection import protected_shares
 
     space = {name: configuration[name] for name in ("space", "allow_folded")}
     run = capture(model, texts[0].prompts, reduce=lambda layer: layer.index, **space)
+    detectors = [name for name in configuration.get("protected", ()) if name != "none"]
     return {
         "configuration": configuration,
         "model": model_identity(model),
         "corpora": [{"name": c.name, "source": c.source, "rows": list(c.rows)} for c in corpora],
         "tokens": [[text.data, text.example, text.prompts.ids.shape[1]] for text in texts],
+        "protected_share": {
+            name: protected_shares(model, texts, name, **space) for name in detectors
+        },
         "certificates": [asdict(certificate) for certificate in run.certificates],
     }
 
@@ -92,9 +131,13 @@ def kept(
         console.print(f"{len(done)} of {total} batches were finished before and are kept")
     with progress_bar() as progress:
         task = progress.add_task(what, total=total, completed=len(done))
-        for batch, units in run(done):
-            store.add(batch, units)
-            progress.advance(task)
+        try:
+            for batch, units in run(done):
+                store.add(batch, units)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            console.print(TAKE_UP)
+            raise
 
 
 def say_where(folder: Path, message: str | None) -> None:

@@ -8,9 +8,11 @@ from rich.table import Table
 
 from cw_lens.cli.console import console
 from cw_lens.cli.corpus_texts import (
+    configuration_of,
     kept,
     loaded_corpora,
     recipe,
+    require_same_ground,
     say_where,
     study_facts,
     study_texts,
@@ -80,34 +82,15 @@ def faithfulness(
         dtype: float32, float16, bfloat16 or float64.
         device: Where to run.
     """
-    configuration: dict[str, Any] = {
-        "command": "faithfulness",
-        "model": model,
-        "data": list(data),
-        "examples": examples,
-        "max_tokens": max_tokens,
-        "field": field,
-        "sample_seed": sample_seed,
-        "metrics": list(metrics),
-        "fractions": list(fractions),
-        "remove": list(remove),
-        "granularity": list(granularity),
-        "ranking": ranking,
-        "protected": list(protected),
-        "seeds": seeds,
-        "batch_size": batch_size,
-        "space": space,
-        "allow_folded": allow_folded,
-        "dtype": dtype,
-        "device": device,
-    }
+    configuration = configuration_of("faithfulness", locals())
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
         from cw_lens.scores import resolve_metrics
         from cw_lens.store import opened_store
+        from cw_lens.studies.conditions import removals_of
         from cw_lens.studies.curves import removal_curves
-        from cw_lens.studies.faithfulness import UNIT_COLUMNS, Study, removals_of
+        from cw_lens.studies.faithfulness import UNIT_COLUMNS, Study
         from cw_lens.study_report import headlines, write_faithfulness
 
     functions = resolve_metrics(metrics)
@@ -124,7 +107,6 @@ def faithfulness(
     with opened_store(out, configuration, UNIT_COLUMNS) as store:
         with console.status("reading the corpora"):
             corpora = loaded_corpora(data, examples, field, sample_seed)
-        store.require({"corpora": [corpus.source for corpus in corpora]})
         with console.status(f"loading {model}"):
             loaded = load_model(model, dtype=dtype, device=device)
         texts = study_texts(loaded, corpora, max_tokens)
@@ -138,7 +120,8 @@ def faithfulness(
             allow_folded=allow_folded,
         )
         facts = study_facts(loaded, texts, configuration, corpora)
-        store.require({"weight_hash": facts["model"]["weight_hash"]})
+        sources = [corpus.source for corpus in corpora]
+        require_same_ground(store, sources, facts["model"]["weight_hash"])
         kept(store, study.run, study.n_batches, "removing values")
         units = store.table()
         with console.status("drawing curves and intervals"):

@@ -8,8 +8,14 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
-from cw_lens.cli.console import console, progress_bar
-from cw_lens.cli.corpus_texts import recipe, say_where
+from cw_lens.cli.console import console
+from cw_lens.cli.corpus_texts import (
+    configuration_of,
+    kept,
+    recipe,
+    require_same_ground,
+    say_where,
+)
 from cw_lens.errors import InputError
 from cw_lens.weights import EMBEDDED_MODEL
 
@@ -79,26 +85,7 @@ def tasks(
         dtype: float32, float16, bfloat16 or float64.
         device: Where to run.
     """
-    configuration: dict[str, Any] = {
-        "command": "tasks",
-        "model": model,
-        "names": list(names),
-        "rows": list(rows),
-        "examples": examples,
-        "sample_seed": sample_seed,
-        "metrics": list(metrics),
-        "fractions": list(fractions),
-        "remove": list(remove),
-        "granularity": granularity,
-        "ranking": ranking,
-        "protected": protected,
-        "seeds": seeds,
-        "batch_size": batch_size,
-        "space": space,
-        "allow_folded": allow_folded,
-        "dtype": dtype,
-        "device": device,
-    }
+    configuration = configuration_of("tasks", locals())
     with console.status("importing torch, TransformerLens and lm-evaluation-harness"):
         from cw_lens.folders import prepare_folder
         from cw_lens.identity import model_identity
@@ -108,7 +95,7 @@ def tasks(
         from cw_lens.scores import resolve_metrics
         from cw_lens.store import opened_store
         from cw_lens.studies.accuracy import accuracy_table, results_table
-        from cw_lens.studies.faithfulness import removals_of
+        from cw_lens.studies.conditions import removals_of
         from cw_lens.studies.tasks import task_results
         from cw_lens.study_report import write_study
         from cw_lens.tasks import load_task
@@ -124,6 +111,8 @@ def tasks(
         protected=(protected,),
         seeds=seeds,
     )
+    if not names:
+        raise InputError("no task is named; give --names mmlu winogrande boolq lambada, or some.")
     local = dict(_named_file(given, names) for given in rows)
     prepare_folder(out, configuration, resumable=True)
     with opened_store(out, configuration, RESULT_COLUMNS) as store:
@@ -133,18 +122,16 @@ def tasks(
                 for name in dict.fromkeys(names)
             ]
         sources = [{"name": t.name, "source": t.source, "harness": t.harness} for t in held]
-        store.require({"tasks": sources})
         with console.status(f"loading {model}"):
             loaded = load_model(model, dtype=dtype, device=device)
         identity = model_identity(loaded)
-        store.require({"weight_hash": identity["weight_hash"]})
+        require_same_ground(store, sources, identity["weight_hash"])
         conditions = [(task, removal) for removal in (None, *removals) for task in held]
-        with progress_bar() as progress:
-            bar = progress.add_task("questions", total=sum(len(t.items) for t, _ in conditions))
+
+        def run(_done: set[int]) -> Any:
+            table = store.table()
             for number, (task, removal) in enumerate(conditions):
                 keys = _keys(removal)
-                done = _finished(store.table(), task.name, keys)
-                progress.advance(bar, len(done))
 
                 def removing(prompts: Any, removal: Any = removal) -> Any:
                     if removal is None:
@@ -154,13 +141,16 @@ def tasks(
                         loaded, plan_of(loaded, prompts, removal, functions, **where)
                     )
 
-                results = task_results(
+                done = _finished(table, task.name, keys)
+                for results in task_results(
                     loaded, task, removing=removing, batch_size=batch_size, done=done
-                )
-                for batch in results:
-                    units = results_table(task.name, batch, **keys).to_dict("records")
-                    store.add(number * _STEP + min(r.example for r in batch), units)
-                    progress.advance(bar, len(batch))
+                ):
+                    first = min(result.example for result in results)
+                    units = results_table(task.name, results, **keys).to_dict("records")
+                    yield number * _STEP + first, units
+
+        batches = sum(-(-len(task.items) // batch_size) for task, _ in conditions)
+        kept(store, run, batches, "answering questions")
         table = store.table()
         accuracy = accuracy_table(table)
         facts = {"configuration": configuration, "model": identity, "tasks": sources}

@@ -1,16 +1,18 @@
 """`cw-lens validate`: token scores against the measured effect of each single value."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.table import Table
 
 from cw_lens.cli.console import console
 from cw_lens.cli.corpus_texts import (
+    configuration_of,
     kept,
     loaded_corpora,
     recipe,
+    require_same_ground,
     say_where,
     study_facts,
     study_texts,
@@ -66,22 +68,7 @@ def validate(
         dtype: float32, float16, bfloat16 or float64.
         device: Where to run.
     """
-    configuration: dict[str, Any] = {
-        "command": "validate",
-        "model": model,
-        "data": list(data),
-        "examples": examples,
-        "max_tokens": max_tokens,
-        "field": field,
-        "sample_seed": sample_seed,
-        "metrics": list(metrics),
-        "layers": list(layers),
-        "batch_size": batch_size,
-        "space": space,
-        "allow_folded": allow_folded,
-        "dtype": dtype,
-        "device": device,
-    }
+    configuration = configuration_of("validate", locals())
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
@@ -102,13 +89,13 @@ def validate(
     with opened_store(out, configuration, EFFECT_COLUMNS) as store:
         with console.status("reading the corpora"):
             corpora = loaded_corpora(data, examples, field, sample_seed)
-        store.require({"corpora": [corpus.source for corpus in corpora]})
         with console.status(f"loading {model}"):
             loaded = load_model(model, dtype=dtype, device=device)
         texts = study_texts(loaded, corpora, max_tokens)
         ablations = Ablations(loaded, texts, layers=layers or None, batch_size=batch_size)
         facts = study_facts(loaded, texts, configuration, corpora)
-        store.require({"weight_hash": facts["model"]["weight_hash"]})
+        sources = [corpus.source for corpus in corpora]
+        require_same_ground(store, sources, facts["model"]["weight_hash"])
         kept(store, ablations.run, ablations.n_batches, "masking values one by one")
         with console.status("correlating"):
             scored = scored_ablations(

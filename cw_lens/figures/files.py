@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from cw_lens.folders import RunFolderError, replace_file
 
 BROWSERS = (
     "chromium",
@@ -54,16 +57,25 @@ def write_figures(
         recipe: the command that makes the figures again; put into each figure's `layout.meta`.
 
     Raises:
-        OSError: the folder cannot be written.
+        RunFolderError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {folder}: {error.strerror}. Make room there and run the same command "
+            "again, or give another folder with --out."
+        ) from error
+    if figures:
+        replace_file(folder / "plotly.min.js", get_plotlyjs().encode())
     paths = []
     for name, figure in figures.items():
         if recipe is not None:
             meta = figure.to_dict()["layout"].get("meta") or {}
             figure.update_layout(meta=meta | {"recipe": recipe})
         path = folder / f"{name}.html"
-        figure.write_html(path, include_plotlyjs="directory", config=CONFIG, div_id="figure")
+        page = figure.to_html(include_plotlyjs="plotly.min.js", config=CONFIG, div_id="figure")
+        replace_file(path, page.encode())
         paths.append(path)
     images, message = _write_images(folder, figures)
     return WrittenFigures((*paths, *images), message)

@@ -54,12 +54,14 @@ def comparison_table(
                 table.append(
                     family
                     | {"metric": name, "other": other, "role": role, "fraction": fraction}
+                    | {"ranking": rankings[name], "other_ranking": rankings[other]}
                     | {"value": _mean(paired[0][row]), "other_value": _mean(paired[1][row])}
                     | {"difference": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}
                     | {"verdict": _verdict(sign, mean)}
                 )
-    columns = (*family, "metric", "other", "role", "fraction", "value", "other_value")
-    return pd.DataFrame(table, columns=[*columns, "difference", "low", "high", "n", "verdict"])
+    columns = (*family, "metric", "ranking", "other", "other_ranking", "role", "fraction")
+    numbers = ("value", "other_value", "difference", "low", "high", "n", "verdict")
+    return pd.DataFrame(table, columns=[*columns, *numbers])
 
 
 def sentences(comparisons: pd.DataFrame) -> tuple[str, ...]:
@@ -105,21 +107,25 @@ def _verdict(sign: int, difference: Estimate) -> str:
 
 def _sentence(row: dict) -> str:
     where = conditions(row["data"], row["granularity"], row["protected"])
-    start = f"{where}, removing the {row['remove']}: {row['metric']}"
+    metric, other = row["metric"], row["other"]
+    if row["ranking"] != row["other_ranking"]:  # gradient in a run that ranks online
+        metric, other = (
+            name if name.endswith(")") else f"{name} ({ranking})"
+            for name, ranking in ((metric, row["ranking"]), (other, row["other_ranking"]))
+        )
+    start = f"{where}, removing the {row['remove']}: {metric}"
     texts = f"{row['n']} text{'s' * (row['n'] != 1)}"
     if not row["n"]:
-        return (
-            f"{start} and {row['other']} cannot be compared: no text holds every fraction of both."
-        )
+        return f"{start} and {other} cannot be compared: no text holds every fraction of both."
     areas = f"AOPC {_short(row['value'])} against {_short(row['other_value'])} nats per token"
     interval = f" [{_short(row['low'])}, {_short(row['high'])}]" if row["n"] > 1 else ""
     numbers = f"({areas}, difference {_short(row['difference'])}{interval}, {texts})"
     if row["verdict"] == FEW:
-        return f"{start} and {row['other']} cannot be told apart by so few texts {numbers}."
+        return f"{start} and {other} cannot be told apart by so few texts {numbers}."
     if row["verdict"] == EQUAL:
-        return f"{start} and {row['other']} are not distinguishable {numbers}."
+        return f"{start} and {other} are not distinguishable {numbers}."
     more = "more" if row["difference"] > 0 else "less"
-    return f"{start} harms the model {more} than {row['other']} {numbers}."
+    return f"{start} harms the model {more} than {other} {numbers}."
 
 
 def _short(value: float) -> str:

@@ -23,6 +23,7 @@ COLUMNS = (
 )
 """What a table of units must hold; losses and divergences are sums over predicted tokens, nats."""
 NO_OP = "no_op"
+"""The metric's name in units of the no-op run: everything is done, and nothing is removed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +36,11 @@ class RemovalCurves:
         points: one row per series and fraction: `n` examples, `n_seeds`, `failed` units,
             `removed_pairs` (mean over texts of the (head, token) pairs really removed: sinks that
             arise in a masked pass are protected in it, so that an online plan may remove fewer
-            than its fraction of the clean run's), `predicted` tokens, `clean_perplexity`, `perplexity` = exp(sum of nll / predicted),
-            `delta_perplexity` and `delta_nll` (mean over examples of nats per predicted token),
-            each masked minus clean with `_low` and `_high`, `kl` (nats per predicted token) and
-            `top1_agreement` (share of predicted tokens).
+            than its fraction of the clean run's), `predicted` tokens, `clean_perplexity`,
+            `perplexity` = exp(sum of nll / predicted), `delta_perplexity` and `delta_nll` (mean
+            over examples of nats per predicted token), each masked minus clean with `_low` and
+            `_high`, `kl` (nats per predicted token) and `top1_agreement` (share of predicted
+            tokens).
         aopc: one row per series: `aopc`, the mean over the family's fractions of delta_nll, in
             nats per token, with `_low` and `_high` over the `n` examples that hold every
             fraction; `aopc_delta_perplexity`, the plain mean of delta_perplexity.
@@ -119,11 +121,19 @@ def no_op_failures(units: pd.DataFrame) -> pd.DataFrame:
         InputError: missing columns.
     """
     _check_columns(units, ("metric", "nll_sum", "clean_nll_sum"))
-    moved = (units["metric"] == NO_OP) & (units["nll_sum"] != units["clean_nll_sum"])
+    same = (units["nll_sum"] == units["clean_nll_sum"]) | (
+        units["nll_sum"].isna() & units["clean_nll_sum"].isna()
+    )
+    moved = (units["metric"] == NO_OP) & ~same
     return units.loc[moved].reset_index(drop=True)
 
 
 def _check_columns(units: pd.DataFrame, columns: tuple[str, ...]) -> None:
+    if not isinstance(units, pd.DataFrame):
+        raise InputError(
+            f"units is a {type(units).__name__}; it must be the table that faithfulness returns, "
+            "or a units.parquet read by pandas."
+        )
     missing = [name for name in columns if name not in units.columns]
     if missing:
         raise InputError(

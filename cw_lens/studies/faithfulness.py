@@ -4,9 +4,9 @@ A unit is one run of one text without some of its values (SPEC 7). Units of one 
 batch; batches are the same however often a run is cut off and resumed, so that its numbers are too.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cw_lens import backend
-from cw_lens.errors import InputError
+from cw_lens.edits import write_routes
 from cw_lens.interventions import masked_values
 from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
 from cw_lens.prompts import Prompts, one_by_one, repeated
@@ -26,13 +26,17 @@ from cw_lens.removal import (
     clean_ranking,
     online_plan,
 )
-from cw_lens.runs import attention_sites, layer_indices
+from cw_lens.runs import attention_sites, layer_indices, require_prompts
 from cw_lens.scores import resolve_metrics
-from cw_lens.sites import UnsupportedModelError
-from cw_lens.studies.losses import Clean, clean_predictions, losses
-
-NO_OP = "no_op"
-"""The metric's name in units of the no-op run: everything is done, and nothing is removed."""
+from cw_lens.studies.conditions import removals_of
+from cw_lens.studies.curves import NO_OP
+from cw_lens.studies.losses import (
+    Clean,
+    StudyText,
+    clean_predictions,
+    losses,
+    require_losses,
+)
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
 """What is removed, of the eligible pairs, where nothing else is asked for."""
@@ -56,69 +60,6 @@ UNIT_COLUMNS: dict[str, type] = {
 }
 """The columns of a table of units, and their types. `tokens` counts all, the first included; sums
 are in nats over the predicted ones; `kl_sum` is that of the clean from the masked distribution."""
-
-
-@dataclass(frozen=True, eq=False)
-class StudyText:
-    """One text of a corpus, as the model will be given it.
-
-    Attributes:
-        data: the corpus.
-        example: its number there.
-        prompts: a batch of one, at least two tokens.
-    """
-
-    data: str
-    example: int
-    prompts: Prompts
-
-
-def removals_of(
-    functions: Mapping[str, Metric],
-    fractions: Sequence[float],
-    *,
-    remove: Sequence[str] = ("highest", "lowest"),
-    granularity: Sequence[str] = ("layer",),
-    ranking: str = "online",
-    protected: Sequence[str] = ("cosine",),
-    seeds: int = 3,
-) -> list[Removal]:
-    """Every removal of a study, metrics together.
-
-    `random` is always among them, with seeds from 0. What cannot rank online (the gradient,
-    global granularity) ranks from a clean pass.
-
-    Raises:
-        InputError: as `Removal`; no fractions, one of 0 (the no-op run is always made), or fewer
-            than 3 seeds.
-    """
-    if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
-        raise InputError(
-            f"the fractions are {list(fractions)}; give at least one above 0 and up to 1. The "
-            "clean run and one that removes nothing are made in any case."
-        )
-    if seeds < 3:
-        raise InputError(f"{seeds} seeds of the random control are too few; use 3 or more.")
-    removals = []
-    for guarded, grain, metric in product(
-        dict.fromkeys(protected), dict.fromkeys(granularity), dict.fromkeys((*functions, "random"))
-    ):
-        online = ranking == "online" and grain != "global" and metric != "gradient"
-        removals += [
-            Removal(
-                metric=metric,
-                remove=direction,
-                fraction=fraction,
-                granularity=grain,
-                ranking="online" if online else "clean",
-                protected=guarded,
-                seed=seed,
-            )
-            for seed in range(seeds if metric == "random" else 1)
-            for direction in dict.fromkeys(remove)
-            for fraction in sorted(set(fractions))
-        ]
-    return removals
 
 
 def faithfulness(
@@ -153,6 +94,7 @@ def faithfulness(
         InputError, IdentityError, UnsupportedModelError: as `removals_of`, `Study` and `capture`.
     """
     functions = resolve_metrics(metrics)
+    require_prompts(model, prompts)
     texts = [StudyText("prompts", row, text) for row, text in enumerate(one_by_one(prompts))]
     study = Study(
         model,
@@ -192,27 +134,22 @@ class Study:
                 value biases.
             UnsupportedModelError: a model without next-token predictions, or that cannot be read.
         """
-        if not texts or batch_size < 1:
-            what = "no texts" if not texts else f"a batch size of {batch_size}"
-            raise InputError(f"{what}: give at least one text and a batch size of at least 1.")
-        for text in texts:
-            if text.prompts.ids.shape[1] < 2:
-                raise InputError(
-                    f"{text.data}, example {text.example}: one token alone has no loss. Leave "
-                    "out texts of a single token."
-                )
-        if not backend.predicts_next_token(model):
-            raise UnsupportedModelError(
-                "the model does not predict the next token from those before it, so removing "
-                "values has no loss to show in. Use a decoder."
-            )
+        require_losses(model, texts, batch_size)
         self.model, self.texts = model, list(texts)
         self.functions = {"random": METRICS["random"], **functions}
         self.space, self.allow_folded = space, allow_folded
         self.layers = layer_indices(model, None)
         attention_sites(model, self.layers, space=space, allow_folded=allow_folded)
-        self.batches = [[replace(removals[0], fraction=0.0)], *_batches(removals, batch_size)]
-        self.clean_removals = [r for r in removals if r.ranking == "clean"]
+        routes = write_routes(model, self.layers).values()
+        idle = Removal(
+            metric="random",  # costs least; everything is done but that nothing is chosen
+            remove="highest",
+            fraction=0.0,
+            ranking="clean" if "value" in routes else "online",
+            protected=removals[0].protected,
+        )
+        self.batches = [[idle], *_batches(removals, batch_size)]
+        self.clean_removals = [r for r in (idle, *removals) if r.ranking == "clean"]
 
     @property
     def n_batches(self) -> int:
@@ -230,6 +167,9 @@ class Study:
             ranking = None
             for at in missing:
                 removals = self.batches[at]
+                if not math.isfinite(clean.nll_sum):
+                    yield first + at, [_failed(text, removal) for removal in removals]
+                    continue
                 if removals[0].ranking == "clean" and ranking is None:
                     ranking = clean_ranking(
                         self.model,
@@ -240,10 +180,7 @@ class Study:
                         space=self.space,
                         allow_folded=self.allow_folded,
                     )
-                units = self._units(text, clean, ranking, removals)
-                if at == 0:
-                    units = [{**unit, "metric": NO_OP} for unit in units]
-                yield first + at, units
+                yield first + at, self._units(text, clean, ranking, removals)
 
     def _units(
         self,
@@ -266,10 +203,7 @@ class Study:
         ids = text.prompts.ids[0]
         return [
             {
-                "data": text.data,
-                "example": text.example,
-                "tokens": len(ids),
-                **{name: getattr(removal, name) for name in _OF_REMOVAL},
+                **_keys(text, removal),
                 "removed": int(removed[row]),
                 **losses(logits[row], ids, clean),
             }
@@ -278,6 +212,23 @@ class Study:
 
 
 _OF_REMOVAL = ("metric", "remove", "granularity", "ranking", "protected", "fraction", "seed")
+
+
+def _keys(text: StudyText, removal: Removal) -> dict[str, Any]:
+    """What a unit is; the one that removes nothing is the no-op run."""
+    named = removal if removal.fraction else replace(removal, metric=NO_OP)
+    return {
+        "data": text.data,
+        "example": text.example,
+        "tokens": text.prompts.ids.shape[1],
+        **{name: getattr(named, name) for name in _OF_REMOVAL},
+    }
+
+
+def _failed(text: StudyText, removal: Removal) -> dict[str, Any]:
+    """The unit of a text whose clean predictions are NaN already: nothing can be compared."""
+    sums = dict.fromkeys(("nll_sum", "clean_nll_sum", "kl_sum"), math.nan)
+    return {**_keys(text, removal), "removed": 0, **sums, "top1_agreed": 0}
 
 
 def _batches(removals: Sequence[Removal], size: int) -> list[list[Removal]]:

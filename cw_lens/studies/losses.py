@@ -1,5 +1,6 @@
 """What a model loses against its own clean predictions of a text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,47 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cw_lens import backend
+from cw_lens.errors import InputError
 from cw_lens.prompts import Prompts
+from cw_lens.sites import UnsupportedModelError
+
+
+@dataclass(frozen=True, eq=False)
+class StudyText:
+    """One text of a corpus, as the model will be given it.
+
+    Attributes:
+        data: the corpus.
+        example: its number there.
+        prompts: a batch of one, at least two tokens.
+    """
+
+    data: str
+    example: int
+    prompts: Prompts
+
+
+def require_losses(model: Any, texts: Sequence[StudyText], batch_size: int) -> None:
+    """Refuses what would fail later.
+
+    Raises:
+        InputError: no texts, one without a token to predict, a batch size below 1.
+        UnsupportedModelError: a model that does not predict the next token.
+    """
+    if not texts or not isinstance(batch_size, int) or batch_size < 1:
+        what = "no texts" if not texts else f"a batch size of {batch_size}"
+        raise InputError(f"{what}: give at least one text and a batch size of at least 1.")
+    for text in texts:
+        if text.prompts.ids.shape[1] < 2:
+            raise InputError(
+                f"{text.data}, example {text.example}: one token alone has no loss. Leave out "
+                "texts of a single token."
+            )
+    if not backend.predicts_next_token(model):
+        raise UnsupportedModelError(
+            "the model does not predict the next token from those before it, so removing values "
+            "has no loss to show in. Use a decoder."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,16 +14,14 @@ import pandas as pd
 import torch
 
 from cw_lens import backend
-from cw_lens.errors import InputError
-from cw_lens.interventions import masked_values
+from cw_lens.interventions import RankedMasks, masked_values
 from cw_lens.metrics import Metric
 from cw_lens.prompts import repeated
 from cw_lens.runs import layer_indices
 from cw_lens.scores import token_scores
 from cw_lens.sinks import find_sinks
 from cw_lens.statistics import rank_correlation, spearman
-from cw_lens.studies.faithfulness import StudyText
-from cw_lens.studies.losses import clean_predictions, sum_nll
+from cw_lens.studies.losses import StudyText, clean_predictions, require_losses, sum_nll
 
 EFFECT_COLUMNS: dict[str, type] = {
     "data": str,
@@ -51,10 +49,8 @@ class Ablations:
         layers: Sequence[int] | None = None,
         batch_size: int = 32,
     ):
-        """Raises as `layer_indices`; InputError for no texts or a batch size below 1."""
-        if not texts or batch_size < 1:
-            what = "no texts" if not texts else f"a batch size of {batch_size}"
-            raise InputError(f"{what}: give at least one text and a batch size of at least 1.")
+        """Refuses what would fail later; raises as `require_losses` and `layer_indices`."""
+        require_losses(model, texts, batch_size)
         self.model, self.texts = model, list(texts)
         self.layers = layer_indices(model, layers)
         self.heads = int(model.cfg.n_heads)
@@ -109,7 +105,7 @@ class Ablations:
         }
         for row, (layer, head, position) in enumerate(tried):
             where[layer][row, head, position] = True
-        with torch.no_grad(), masked_values(self.model, where):
+        with torch.no_grad(), masked_values(self.model, RankedMasks(where)):
             logits = backend.forward(self.model, repeated(text.prompts, len(tried)))
         return [sum_nll(row, text.prompts.ids[0]) for row in logits]
 
@@ -186,11 +182,18 @@ def validation_table(
 
 def validation_sentences(table: pd.DataFrame) -> tuple[str, ...]:
     """What was found, for the size of the effect over all values, the best metric first."""
+    caveat = (
+        "Intervals are over the values ablated, which share texts and layers: other texts may lie "
+        "further away."
+    )
     shown = table.loc[(table["among"] == "all") & (table["effect"] == "size")]
     rows = sorted(shown.to_dict("records"), key=lambda row: -np.nan_to_num(row["rho"], nan=-2))
-    return tuple(
+    found = (
         f"{row['metric']}: rank correlation {row['rho']:.2f} [{row['low']:.2f}, "
         f"{row['high']:.2f}] with the size of the measured change in loss, "
         f"{row['within_layers']:.2f} within layers ({row['n']} values)."
+        if np.isfinite(row["rho"])
+        else f"{row['metric']}: no rank correlation, because all its scores or effects are equal."
         for row in rows
     )
+    return (*found, caveat)
