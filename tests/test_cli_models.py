@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from rich.console import Console
 
-from cw_lens import cli
+from cw_lens.cli.console import console
 from tests.families import hf_model
 from tests.test_cli import run, save  # noqa: F401 - a fixture
 
@@ -14,7 +13,7 @@ TEXT = "The ferry was pulled ashore."
 
 @pytest.fixture(autouse=True)
 def _wide_console(monkeypatch):
-    monkeypatch.setattr(cli, "_console", Console(width=200))
+    monkeypatch.setattr(console, "width", 200)
 
 
 @pytest.fixture

@@ -311,11 +311,12 @@ def test_killed_ten_times_and_resumed_it_gives_the_same_table(folder, tmp_path):
 @pytest.mark.slow
 def test_interrupted_it_says_so_and_a_second_run_at_once_is_refused(folder, tmp_path):  # noqa: F811
     out = tmp_path / "run"
-    process = started(folder, out)
+    long = ("--granularity", "layer", "head", "global", "--protected", "cosine", "none")
+    process = started(folder, out, *long, "--seeds", 30)
     wait_for(lambda: finished(out) > 1, process)
     process.send_signal(signal.SIGSTOP)  # holds it there while another one tries
     try:
-        other = started(folder, tmp_path / "run")
+        other = started(folder, out, *long, "--seeds", 30)
         assert other.wait() == 1
         assert "another cw-lens is running in" in out.with_suffix(".log").read_text()
     finally:

@@ -23,6 +23,8 @@ from cw_lens.prompts import BOSWarning, prompts_from_ids
 from tests.conftest import SHARED
 from tests.tiny import tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.apart
+
 TEXTS = ("one, two", "NA", "007", "drei · vier")
 WIKI = [
     "",
@@ -48,7 +50,6 @@ HUB_SCRIPT = """
 import json, sys, time
 from cw_lens import corpora, model_paths
 
-pytestmark = pytest.mark.apart
 model_paths.HUB_SECONDS = 1
 for name in sys.argv[1:]:
     start = time.monotonic()

@@ -146,8 +146,9 @@ def test_a_point_at_which_all_failed_has_no_number(units):
     assert area["n"] == 0
     assert np.isnan(area[["aopc", "aopc_delta_perplexity"]].to_numpy(dtype=float)).all()
     assert (
-        "texts, layer granularity, sinks protected (cosine), removing the highest: gradient and "
-        "attention cannot be compared: no text holds every fraction of both." in curves.sentences
+        "texts, layer granularity, sinks protected (cosine), removing the highest: gradient "
+        "(clean) and attention (online) cannot be compared: no text holds every fraction of both."
+        in curves.sentences
     )
     order = curves.comparisons.query("remove == 'highest' and role == 'next best'")["metric"]
     assert "gradient" not in set(order)

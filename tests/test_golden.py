@@ -118,6 +118,6 @@ def test_losses_with_a_scaled_sink_agree(smollm2, golden, gsm8k, number):
         where = torch.zeros(1, 9, prompts.ids.shape[1], dtype=torch.bool)
         where[:, :, 0] = True
         layers = dict.fromkeys(range(first, last + 1), where)
-        return cw_lens.scaled_values(smollm2, row["scale"], layers)
+        return cw_lens.scaled_values(smollm2, float(row["scale"]), layers)
 
     assert_losses(summed_losses(smollm2, gsm8k, scaled), row["nll"])

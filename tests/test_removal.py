@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given as given_
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import cw_lens
@@ -41,6 +42,7 @@ def literal(score, eligible, remove, fraction):
     return set(pairs[: int(fraction * len(pairs) + 1e-9)])
 
 
+@settings(max_examples=300)
 @given_(
     st.lists(st.integers(0, 4), min_size=12, max_size=12),  # many ties
     st.lists(st.booleans(), min_size=12, max_size=12),
