@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -321,8 +322,12 @@ def test_interrupted_it_says_so_and_a_second_run_at_once_is_refused(folder, tmp_
         assert "another cw-lens is running in" in out.with_suffix(".log").read_text()
     finally:
         process.send_signal(signal.SIGCONT)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
+    for _ in range(5):  # Python drops one that meets it in a finaliser: a person presses again
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=3)
+            break
+    assert process.returncode == 130, out.with_suffix(".log").read_text()
     assert finished(out) > 1
 
 
