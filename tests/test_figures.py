@@ -202,7 +202,6 @@ def test_nothing_to_write_is_no_failure(tmp_path):
 
 @pytest.mark.parametrize("kind", ["missing", "ends at once", "talks nonsense", "hangs"])
 def test_a_broken_browser_gives_a_message(tmp_path, figures, monkeypatch, capfd, kind):
-    pytest.importorskip("kaleido")
     browser = tmp_path / "browser"
     script = {"ends at once": "exit 1", "talks nonsense": "echo no", "hangs": "sleep 600"}
     if kind != "missing":
@@ -229,7 +228,6 @@ def test_a_broken_browser_gives_a_message(tmp_path, figures, monkeypatch, capfd,
 
 @pytest.mark.browser
 def test_images_are_drawn_through_a_browser(tmp_path, figures, chromium, monkeypatch):
-    pytest.importorskip("kaleido")
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     name = "texts-layer-cosine-sufficiency"
     written = write_figures(tmp_path, {name: figures[name]})
