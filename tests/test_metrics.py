@@ -52,9 +52,11 @@ def test_metrics_equal_their_literal_formulas(padding):
         assert_close(METRICS[name](layer), values, 1e-9)
 
 
-def test_output_distance_is_the_same_in_small_blocks(monkeypatch):
-    layer = random_layer()
+@pytest.mark.parametrize("causal", [True, False])
+def test_output_distance_is_the_same_in_small_blocks(monkeypatch, causal):
+    layer = random_layer(causal=causal)
     whole = METRICS["output_distance"](layer)
+    assert_close(whole, oracles.output_distance(layer), 1e-9)
     monkeypatch.setattr("cw_lens.metrics._ALTI_ELEMENTS", 100)
     assert torch.equal(METRICS["output_distance"](layer), whole)
 
