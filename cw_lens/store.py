@@ -25,7 +25,7 @@ from cw_lens.errors import CWLensError, CWLensWarning
 
 STORE = "units.sqlite"
 LOCK = ".running"
-_KINDS = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
+_KINDS = {"str": "TEXT", "int": "INTEGER", "float": "REAL", "bytes": "BLOB"}
 
 
 class StoreError(CWLensError, OSError):
@@ -110,7 +110,8 @@ class UnitStore:
         names = ", ".join(f'"{name}"' for name in self._columns)
         rows = self._connection.execute(f"SELECT {names} FROM units ORDER BY batch, at").fetchall()
         frame = pd.DataFrame(rows, columns=list(self._columns))
-        return frame.astype({name: kind.__name__ for name, kind in self._columns.items()})
+        kinds = {name: kind.__name__ for name, kind in self._columns.items() if kind is not bytes}
+        return frame.astype(kinds)
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def opened_store(
     Args:
         folder: an existing folder.
         configuration: what the run computes, of JSON's types.
-        columns: name -> str, int or float of each unit's values.
+        columns: name -> str, int, float or bytes of each unit's values.
 
     Raises:
         StoreError: another process runs in the folder; the store is of another configuration
@@ -224,7 +225,12 @@ def _require_sound(connection: sqlite3.Connection) -> None:
 
 
 def _digest(rows: Sequence[tuple]) -> str:
-    return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
+    held = [tuple(_short_bytes(value) for value in row) for row in rows]
+    return hashlib.sha256(repr(held).encode()).hexdigest()
+
+
+def _short_bytes(value: Any) -> Any:
+    return hashlib.sha256(value).digest() if isinstance(value, bytes) else value
 
 
 def short(value: Any) -> str:

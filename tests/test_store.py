@@ -35,6 +35,21 @@ def test_what_is_kept_comes_back_in_the_order_of_batches(tmp_path):
     assert [str(kind) for kind in table.dtypes] == ["str", "int64", "float64"]
 
 
+def test_bytes_come_back_and_one_that_changed_is_damage(tmp_path):
+    columns = {"name": str, "arrays": bytes}
+    content = bytes(range(256)) * 100
+    with opened_store(tmp_path, CONFIGURATION, columns) as store:
+        store.add(0, [{"name": "a", "arrays": content}, {"name": "b", "arrays": b""}])
+        assert store.table()["arrays"].tolist() == [content, b""]
+    with opened_store(tmp_path, CONFIGURATION, columns) as store:
+        assert store.table()["arrays"].tolist() == [content, b""]
+    with sqlite3.connect(tmp_path / STORE) as connection:
+        connection.execute("UPDATE units SET arrays = ? WHERE at = 1", (b"\0",))
+    with pytest.warns(CorruptStoreWarning, match="units of batch 0 are not those written"):
+        with opened_store(tmp_path, CONFIGURATION, columns) as store:
+            assert store.done() == set()
+
+
 def reopened(folder):
     with opened_store(folder, CONFIGURATION, COLUMNS) as store:
         return store.done()
