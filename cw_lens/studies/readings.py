@@ -133,7 +133,7 @@ def joined(*parts: Sequence[TextReading]) -> list[TextReading]:
 
 def to_bytes(reading: TextReading) -> bytes:
     """The arrays of a reading, as a store keeps them."""
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{study}/{name}": array
         for study, held in reading.found.items()
         for name, array in held.items()
