@@ -7,14 +7,18 @@ import torch
 from cw_lens.errors import InputError
 from cw_lens.prompts import one_by_one, prompts_from_ids
 from cw_lens.runs import capture
+from cw_lens.store import opened_store
 from cw_lens.studies.losses import StudyText
 from cw_lens.studies.readings import (
+    READING_COLUMNS,
     TextReading,
     _stacked,
     from_bytes,
     joined,
+    kept_readings,
     read_text,
     read_texts,
+    reading_units,
     to_bytes,
 )
 from cw_lens.wrapping import wrap_model
@@ -84,6 +88,20 @@ def test_parts_join_into_the_whole_in_any_order(model, texts):
     other = read_text(model, StudyText("d", 9, texts[0].prompts), STUDIES, layers=[0])
     with pytest.raises(InputError, match=r"example 9 was read in layers \(0,\).*\(0, 1\)"):
         joined(whole, [other])
+
+
+def test_units_taken_up_hold_the_same_readings(model, texts, tmp_path):
+    whole = list(read_texts(model, texts, STUDIES))
+    with opened_store(tmp_path, {}, READING_COLUMNS) as store:
+        for batch, units in reading_units(model, texts[:2], STUDIES, {0}):
+            store.add(batch, units)
+    with opened_store(tmp_path, {}, READING_COLUMNS) as store:
+        assert store.done() == {1}
+        for batch, units in reading_units(model, texts, STUDIES, store.done()):
+            store.add(batch, units)
+        held = kept_readings(store.table())
+    assert [reading.tokens for reading in held] == [4, 2, 5]
+    assert all(same(a, b) for a, b in zip(held, whole, strict=True))
 
 
 def test_layers_of_other_sizes_are_filled_up():

@@ -7,11 +7,13 @@ every number can be given the interval that drawing other texts would allow.
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -83,7 +85,9 @@ def read_text(
         }
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LowOutputWarning)  # they are counted, not shown text by text
+        warnings.simplefilter(
+            "ignore", LowOutputWarning
+        )  # they are counted, not shown text by text
         with torch.no_grad():
             run = capture(
                 model,
@@ -120,7 +124,7 @@ def joined(*parts: Sequence[TextReading]) -> list[TextReading]:
     readings = sorted(
         (reading for part in parts for reading in part), key=lambda r: (r.data, r.example)
     )
-    for before, after in zip(readings, readings[1:], strict=False):
+    for before, after in pairwise(readings):
         if (before.data, before.example) == (after.data, after.example):
             raise InputError(f"{after.data}, example {after.example} was read twice; join it once.")
         if before.layers != after.layers:
@@ -129,6 +133,36 @@ def joined(*parts: Sequence[TextReading]) -> list[TextReading]:
                 f"{before.data}, example {before.example} in {before.layers}. Read the same layers."
             )
     return readings
+
+
+READING_COLUMNS: dict[str, type] = {"data": str, "example": int, "tokens": int, "arrays": bytes}
+"""The columns of a store of readings: one unit, and one batch, for each text."""
+
+
+def reading_units(
+    model: Any,
+    texts: Sequence[StudyText],
+    studies: Mapping[str, LayerStudy],
+    done: Collection[int],
+    **options: Any,
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The number of each text that is not done yet, and its reading as a store keeps it.
+
+    Args:
+        done: the places, among the texts, of those that are left out.
+        options: as `read_text`.
+    """
+    for place, text in enumerate(texts):
+        if place not in done:
+            reading = read_text(model, text, studies, **options)
+            who = {"data": text.data, "example": text.example, "tokens": reading.tokens}
+            yield place, [{**who, "arrays": to_bytes(reading)}]
+
+
+def kept_readings(table: pd.DataFrame) -> list[TextReading]:
+    """The readings in the rows of a store, joined."""
+    rows = table[list(READING_COLUMNS)].itertuples(index=False, name=None)
+    return joined([from_bytes(*row) for row in rows])
 
 
 def to_bytes(reading: TextReading) -> bytes:

@@ -1,0 +1,242 @@
+"""Lines with intervals, rows of intervals and maps of heads: what studies' figures are made of."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from cw_lens.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    dress,
+    plain,
+)
+
+CYCLE = (
+    (BLUE, "circle", "solid"),
+    (VERMILLION, "square", "dash"),
+    (GREEN, "diamond", "dot"),
+    (ORANGE, "triangle-up", "dashdot"),
+    (PURPLE, "x", "longdash"),
+    (SKY, "pentagon", "longdashdot"),
+    (BLACK, "triangle-down", "solid"),
+    (GREY, "circle-open", "dot"),
+)
+"""Colour, marker and dash of the series of a figure, in their order."""
+
+DIVERGING = [
+    [0.0, "#053061"],
+    [0.25, "#4393c3"],
+    [0.5, "#f7f7f7"],
+    [0.75, "#e08214"],
+    [1, "#7f3b08"],
+]
+"""Blue below zero, white at it, brown above."""
+SEQUENTIAL = "Blues"
+
+
+def interval_lines(
+    table: pd.DataFrame,
+    *,
+    x: str,
+    series: str,
+    value: str = "value",
+    title: str,
+    subtitle: str,
+    x_title: str,
+    y_title: str,
+    level: float | None = None,
+) -> go.Figure:
+    """Each series against x, with the interval in `low` and `high` as a bar on each point.
+
+    Args:
+        table: one row a point.
+        x, series, value: its columns.
+        title, subtitle, x_title, y_title: plain text.
+        level: where a thin line is drawn across, such as at zero.
+    """
+    figure = go.Figure()
+    names = [str(name) for name in table[series].drop_duplicates()]
+    for place, name in enumerate(names):
+        rows = table.loc[table[series].astype(str) == name]
+        colour, marker, dash = CYCLE[place % len(CYCLE)]
+        figure.add_trace(
+            go.Scatter(
+                name=plain(name),
+                x=rows[x].tolist(),
+                y=rows[value].tolist(),
+                error_y=_bars(rows, value, colour),
+                mode="lines+markers",
+                line={"color": colour, "dash": dash, "width": 1.5},
+                marker={"color": colour, "symbol": marker, "size": 6},
+                hoverinfo="text",
+                hovertext=[interval_text(name, row, x, value) for row in rows.to_dict("records")],
+            )
+        )
+    if level is not None:
+        figure.add_hline(y=level, line={"color": INK, "width": 0.8})
+    figure.update_xaxes(title_text=plain(x_title))
+    figure.update_yaxes(title_text=plain(y_title))
+    dress(figure, title, subtitle, len(names))
+    figure.update_layout(showlegend=len(names) > 1)
+    return figure
+
+
+def interval_rows(
+    table: pd.DataFrame,
+    *,
+    row: str,
+    series: str,
+    value: str = "value",
+    title: str,
+    subtitle: str,
+    x_title: str,
+    level: float | None = None,
+) -> go.Figure:
+    """One line of the figure for each `row`, a marker with its interval for each series.
+
+    Args: as `interval_lines`; `row` names the column whose values stand at the left, the first on
+    top.
+    """
+    figure = go.Figure()
+    labels = [str(name) for name in table[row].drop_duplicates()]
+    names = [str(name) for name in table[series].drop_duplicates()]
+    for place, name in enumerate(names):
+        rows = table.loc[table[series].astype(str) == name]
+        colour, marker, _ = CYCLE[place % len(CYCLE)]
+        offset = 0.5 * (place - (len(names) - 1) / 2) / max(1, len(names))
+        figure.add_trace(
+            go.Scatter(
+                name=plain(name),
+                x=rows[value].tolist(),
+                y=[labels.index(str(label)) + offset for label in rows[row]],
+                error_x=_bars(rows, value, colour),
+                mode="markers",
+                marker={"color": colour, "symbol": marker, "size": 8},
+                hoverinfo="text",
+                hovertext=[interval_text(name, r, row, value) for r in rows.to_dict("records")],
+            )
+        )
+    if level is not None:
+        figure.add_vline(x=level, line={"color": INK, "width": 0.8})
+    figure.update_xaxes(title_text=plain(x_title))
+    figure.update_yaxes(
+        tickvals=list(range(len(labels))),
+        ticktext=[plain(label) for label in labels],
+        range=[len(labels) - 0.4, -0.6],
+        automargin=True,
+    )
+    dress(figure, title, subtitle, len(names))
+    figure.update_layout(showlegend=len(names) > 1, height=170 + 34 * len(labels) + 10 * len(names))
+    return figure
+
+
+def head_maps(
+    table: pd.DataFrame,
+    values: Mapping[str, str],
+    *,
+    title: str,
+    subtitle: str,
+    signed: Sequence[str] = (),
+) -> go.Figure:
+    """A map of layer by head for each of these columns, side by side, each with its own scale.
+
+    Args:
+        table: one row per layer and head.
+        values: column -> what it is called.
+        title, subtitle: plain text.
+        signed: the columns that are drawn around zero, with two colours.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        1,
+        len(values),
+        subplot_titles=[plain(name) for name in values.values()],
+        shared_yaxes=True,
+        horizontal_spacing=0.16 / max(1, len(values) - 1) if len(values) > 1 else 0.1,
+    )
+    for place, (column, name) in enumerate(values.items(), start=1):
+        grid = table.pivot(index="layer", columns="head", values=column)
+        numbers = grid.to_numpy(dtype=float)
+        finite = np.abs(numbers[np.isfinite(numbers)])
+        size = float(np.quantile(finite, 0.98)) if len(finite) else 1.0
+        around = column in signed
+        left, right = figure.to_dict()["layout"][f"xaxis{'' if place == 1 else place}"]["domain"]
+        figure.add_trace(
+            go.Heatmap(
+                z=[[None if not np.isfinite(v) else v for v in row] for row in numbers],
+                x=[int(head) for head in grid.columns],
+                y=[int(layer) for layer in grid.index],
+                colorscale=DIVERGING if around else SEQUENTIAL,
+                zmid=0 if around else None,
+                zmin=-size if around else 0,
+                zmax=size or 1.0,
+                colorbar={
+                    "orientation": "h",
+                    "x": (left + right) / 2,
+                    "len": right - left,
+                    "y": -0.16,
+                    "yanchor": "top",
+                    "thickness": 10,
+                    "tickfont": {"size": 10},
+                    "nticks": 4,
+                },
+                hovertemplate="layer %{y}, head %{x}<br>"
+                + f"{plain(name)} %{{z:.4g}}<extra></extra>",
+            ),
+            row=1,
+            col=place,
+        )
+        figure.update_xaxes(title_text="head", title_standoff=2, row=1, col=place)
+    dress(figure, title, subtitle, 0)
+    layers = table["layer"].nunique()
+    figure.update_yaxes(title_text="layer", row=1, col=1)
+    figure.update_yaxes(showgrid=False)
+    figure.update_xaxes(showgrid=False)
+    figure.update_annotations(font_size=12)
+    figure.update_layout(
+        height=260 + 9 * min(layers, 60), margin={"t": 84, "b": 108}, showlegend=False
+    )
+    return figure
+
+
+def with_caption(figure: go.Figure, caption: str, recipe: str | None) -> go.Figure:
+    """The figure with what stands below it, and the command that makes it again."""
+    figure.update_layout(meta={"caption": caption, "recipe": recipe})
+    return figure
+
+
+def interval_text(name: str, row: Mapping[str, Any], x: str, value: str) -> str:
+    """All numbers of one point, as plotly's markup."""
+    place = row[x] if isinstance(row[x], str) else f"{row[x]:.4g}"
+    text = f"<b>{plain(name)}</b><br>{plain(x.replace('_', ' '))} {plain(str(place))}<br>"
+    number = f"{row[value]:.4g}"
+    if math.isfinite(row.get("low", math.nan)):
+        number += f" [{row['low']:.4g}, {row['high']:.4g}]"
+    text += number.replace("-", "−")
+    return text + (f"<br>{int(row['n'])} texts" if "n" in row else "")
+
+
+def _bars(rows: pd.DataFrame, value: str, colour: str) -> dict[str, Any] | None:
+    if "low" not in rows or rows["low"].isna().all():
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": (rows["high"] - rows[value]).tolist(),
+        "arrayminus": (rows[value] - rows["low"]).tolist(),
+        "thickness": 1,
+        "width": 2,
+        "color": colour,
+    }
