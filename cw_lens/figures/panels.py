@@ -229,7 +229,7 @@ def interval_text(name: str, row: Mapping[str, Any], x: str, value: str) -> str:
 
 
 def _bars(rows: pd.DataFrame, value: str, colour: str) -> dict[str, Any] | None:
-    if "low" not in rows or rows["low"].isna().all():
+    if "low" not in rows or not len(rows["low"].dropna()):
         return None
     return {
         "type": "data",
