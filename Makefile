@@ -24,10 +24,10 @@ demo: .venv/ready
 
 test: check
 	scripts/install-chromium.sh
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --durations=25
 
 test-tl3: .venv-tl3/ready
-	.venv-tl3/bin/python -m pytest -n 2 -m "not browser and not apart"
+	.venv-tl3/bin/python -m pytest -n 2 --durations=25 -m "not browser and not apart"
 
 check: .venv/ready
 	.venv/bin/ruff format --check .
@@ -38,6 +38,7 @@ check: .venv/ready
 bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
 	.venv/bin/python benchmarks/faithfulness.py
+	.venv/bin/python benchmarks/studies.py
 
 # The generated pages of docs/.
 tables: .venv/ready .venv-tl3/ready

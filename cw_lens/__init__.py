@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cw_lens.geometry import projections as projections
     from cw_lens.geometry import target_contributions as target_contributions
     from cw_lens.images import prompts_from_images as prompts_from_images
+    from cw_lens.interventions import edited_values as edited_values
     from cw_lens.interventions import masked_values as masked_values
     from cw_lens.interventions import replaced_values as replaced_values
     from cw_lens.interventions import scaled_values as scaled_values
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from cw_lens.studies.explain import Explanation as Explanation
     from cw_lens.studies.explain import explain as explain
     from cw_lens.studies.faithfulness import faithfulness as faithfulness
+    from cw_lens.value_edits import EditPlan as EditPlan
+    from cw_lens.value_edits import ValueEdit as ValueEdit
     from cw_lens.views import Page as Page
     from cw_lens.views import explain_page as explain_page
     from cw_lens.wrapping import wrap_model as wrap_model
@@ -78,7 +81,7 @@ _HOME = {
     ],
     "corpora": ["load_corpus"],
     "images": ["prompts_from_images"],
-    "interventions": ["masked_values", "replaced_values", "scaled_values"],
+    "interventions": ["edited_values", "masked_values", "replaced_values", "scaled_values"],
     "layer": ["LayerAttention", "layer_attention"],
     "metrics": ["METRICS"],
     "models": ["load_model"],
@@ -89,6 +92,7 @@ _HOME = {
     "studies.curves": ["RemovalCurves", "removal_curves"],
     "studies.explain": ["Explanation", "explain"],
     "studies.faithfulness": ["faithfulness"],
+    "value_edits": ["EditPlan", "ValueEdit"],
     "views": ["Page", "explain_page"],
     "wrapping": ["wrap_model"],
 }

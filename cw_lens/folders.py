@@ -59,6 +59,22 @@ def prepare_folder(folder: Path, configuration: dict[str, Any], *, resumable: bo
             )
 
 
+def made_folder(folder: Path) -> Path:
+    """The folder, made if it is missing.
+
+    Raises:
+        RunFolderError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {folder}: {error.strerror}. Make room there and run the same command "
+            "again, or give another folder with --out."
+        ) from error
+    return folder
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Writes a file, whole or not at all.
 

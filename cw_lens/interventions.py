@@ -5,9 +5,8 @@ names query heads, and reaches those alone also where heads share values.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,36 +14,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens import backend
+from cw_lens.changes import OnlineMask, OnlinePlan, Replacement, RowEdits, Scaling
 from cw_lens.edits import Change, Edit, found_routes, is_looking
 from cw_lens.errors import InputError
-from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
-from cw_lens.site_layers import site_layer
-from cw_lens.sites import AttentionSite, UnsupportedModelError, attention_layers, attention_sites
+from cw_lens.runs import attention_sites as readable_sites
+from cw_lens.runs import layer_indices, require_prompts
+from cw_lens.sinks import SINK_DETECTORS
+from cw_lens.sites import UnsupportedModelError, attention_layers, attention_sites
+from cw_lens.value_edits import FIRST, SINKS, EditedRows, EditPlan, ValueEdit
 
 Where = Mapping[int, Bool[Tensor, "batch head key"]]
 
 
 class RankedMasks(dict[int, Bool[Tensor, "batch head key"]]):
     """Masks by layer that a ranking chose, or that try values out: some may lack any weight."""
-
-
-@dataclass(frozen=True, eq=False)
-class OnlinePlan:
-    """Values to mask that are chosen in the very pass that is masked, layer by layer.
-
-    Attributes:
-        prompts: what the model will be run on.
-        layers: the numbers of the layers in which values are chosen.
-        choose: layer as the pass comes to it, those before already masked -> bool
-            [batch, head, key], True where a query head's value is masked.
-        space: that in which layers are shown to `choose`, as in `capture`.
-    """
-
-    prompts: Prompts
-    layers: Sequence[int]
-    choose: Callable[[LayerAttention], Bool[Tensor, "batch head key"]]
-    space: str = "residual"
 
 
 @contextmanager
@@ -63,14 +47,16 @@ def masked_values(model: Any, where: Where | OnlinePlan) -> Iterator[None]:
         and with InputError where other token ids than its prompts' are run.
     """
     if isinstance(where, OnlinePlan):
-        changes: dict[int, Change] = {i: _OnlineMask(where) for i in where.layers}
+        changes: dict[int, Change] = {i: OnlineMask(where) for i in where.layers}
+        remedy = 'they cannot be ranked in the same pass. Use ranking="clean" (--ranking clean).'
         _checked_layers(model, changes)
         guard: Any = _only_these(model, where.prompts)
     else:
+        remedy = ""
         idle = isinstance(where, RankedMasks)
-        changes = {i: _Scaling(mask, 0.0, idle) for i, mask in _marked(model, where).items()}
+        changes = {i: Scaling(mask, 0.0, idle) for i, mask in _marked(model, where).items()}
         guard = nullcontext()
-    with guard, _changed_values(model, changes):
+    with guard, _changed_values(model, changes, remedy):
         yield
 
 
@@ -97,7 +83,15 @@ def _only_these(model: Any, prompts: Prompts) -> Iterator[None]:
 
 
 @contextmanager
-def scaled_values(model: Any, factor: float, where: Where) -> Iterator[None]:
+def scaled_values(
+    model: Any,
+    factor: float,
+    where: Where | None = None,
+    *,
+    positions: str | None = None,
+    layers: Sequence[int] | None = None,
+    prompts: Prompts | None = None,
+) -> Iterator[None]:
     """Inside, the projected values marked are multiplied: alpha v becomes factor * alpha v.
 
     z' = z - (1 - factor) sum over the marked keys of alpha v, in the query heads marked and for
@@ -110,21 +104,95 @@ def scaled_values(model: Any, factor: float, where: Where) -> Iterator[None]:
         where: layer -> bool tensor [batch, head, key], True where a query head's value is scaled;
             positions as in the prompts that will be run, padding included. A batch of 1 serves
             every example; negative layers count from the end.
+        positions: instead of masks: "first", the first real token; "sink", all that the `cosine`
+            detector marks in the very pass, layer by layer, those before already written; or the
+            name of another of `SINK_DETECTORS`. In every query head.
+        layers: with positions, the layers written into; by default all that have attention.
+        prompts: with positions, what will be run. Without it every position counts as real, so a
+            padded batch needs it.
 
     Raises:
         InputError: a factor that is not finite, a layer without attention, a mask that is no bool
-            tensor or of another shape than the pattern.
-        UnsupportedModelError: no write reaches the output of a layer.
+            tensor or of another shape than the pattern; not one of where and positions, unknown
+            positions, other token ids than the prompts'.
+        UnsupportedModelError: no write reaches the output of a layer, or only before its pattern
+            shows, so that sinks cannot be found in the same pass.
         InterventionError: when it ends without having changed anything in a layer and an example
             in which values are marked.
     """
     if not isinstance(factor, int | float) or not math.isfinite(factor):
         raise InputError(f"the factor is {factor!r}; it must be a finite number, such as 0 or 0.5.")
+    if (where is None) == (positions is None):
+        raise InputError('give where, masks by layer, or positions, such as "first" or "sink".')
+    if where is None:
+        with edited_rows(model, _plan_of_positions(positions, factor, layers, prompts)):
+            yield
+        return
+    if layers is not None or prompts is not None:
+        raise InputError("layers and prompts go with positions; where names its layers itself.")
     masks = _marked(model, where)
     with _changed_values(
-        model, {} if factor == 1 else {i: _Scaling(m, factor) for i, m in masks.items()}
+        model, {} if factor == 1 else {i: Scaling(m, factor) for i, m in masks.items()}
     ):
         yield
+
+
+def _plan_of_positions(
+    positions: str | None, factor: float, layers: Sequence[int] | None, prompts: Prompts | None
+) -> EditPlan:
+    """The same scaling for every example, at these positions."""
+    detectors = {"sink": "cosine", **{name: name for name in SINK_DETECTORS}}
+    if positions not in detectors:
+        raise InputError(f"unknown positions {positions!r}; there are {', '.join(detectors)}.")
+    edit = ValueEdit("scale", factor, FIRST if positions == FIRST else SINKS)
+    return EditPlan(prompts, [edit], layers, detectors[positions])
+
+
+@contextmanager
+def edited_values(model: Any, plan: EditPlan, *, allow_folded: bool = False) -> Iterator[None]:
+    """Inside, each example has its own edit: a value becomes what the plan makes of it.
+
+    For instance its part along the mean of the other values, or a random vector of its length:
+    see `ValueEdit`. Attention stays as it is, and an edit sees the values of the very pass, those
+    of the layers before already edited. Contexts nest. An example scaled by 1 is the clean run
+    bit for bit, also beside others.
+
+    Args:
+        model: any model of TransformerLens, or what `load_model` and `wrap_model` return.
+        plan: an `EditPlan`; the model must then be run on its prompts.
+        allow_folded: as `capture`.
+
+    Raises:
+        InputError: a layer that the model does not have, an unknown space, folded value biases,
+            other token ids than the plan's, a token that an example does not have.
+        UnsupportedModelError: as `scaled_values`.
+        InterventionError: as `scaled_values`, or where a mean value is asked for and no token is
+            neither a sink nor the first.
+    """
+    if not isinstance(plan, EditPlan):
+        raise InputError(f"the plan is a {type(plan).__name__}; it must be an EditPlan.")
+    layers = layer_indices(model, plan.layers)
+    readable_sites(model, layers, space=plan.space, allow_folded=allow_folded)
+    with edited_rows(model, plan) as done:
+        yield
+    done.require_means()
+
+
+@contextmanager
+def edited_rows(model: Any, plan: EditPlan) -> Iterator[EditedRows]:
+    """As `edited_values`, for studies: yields what is done to each row.
+
+    A row without a mean value to edit along is noted there, keeps its value, and raises nothing.
+    """
+    done = EditedRows()
+    layers = layer_indices(model, plan.layers)
+    guard: Any = nullcontext()
+    if plan.prompts is not None:
+        require_prompts(model, plan.prompts)
+        guard = _only_these(model, plan.prompts)
+    remedy = 'no sink can be found in the same pass. Use positions="first", or masks as where.'
+    with guard, _changed_values(model, {i: RowEdits(plan, done) for i in layers}, remedy):
+        yield done
 
 
 @contextmanager
@@ -171,13 +239,13 @@ def replaced_values(
             )
         if (mask.to(new.device) & ~new.isfinite().all(dim=-1)).any():
             raise InputError(f"layer {layer}: the new values hold NaN or infinity where marked.")
-        changes[layer] = _Replacement(mask, new)
+        changes[layer] = Replacement(mask, new)
     with _changed_values(model, changes):
         yield
 
 
 @contextmanager
-def _changed_values(model: Any, changes: Mapping[int, Change]) -> Iterator[None]:
+def _changed_values(model: Any, changes: Mapping[int, Change], remedy: str = "") -> Iterator[None]:
     if not changes:
         yield
         return
@@ -185,8 +253,7 @@ def _changed_values(model: Any, changes: Mapping[int, Change]) -> Iterator[None]
     for layer, change in changes.items():
         if change.online and routes[layer][0] == "value":
             raise UnsupportedModelError(
-                f"layer {layer}: values can be written only before the pattern shows, so they "
-                'cannot be ranked in the same pass. Use ranking="clean" (--ranking clean).'
+                f"layer {layer}: values can be written only before the pattern shows, so {remedy}"
             )
     edits = [Edit(site, changes[site.index]) for site in attention_sites(model, list(changes))]
     with ExitStack() as stack:
@@ -230,68 +297,3 @@ def _checked_layers(model: Any, layers: Mapping[int, Any]) -> dict[int, int]:
                 f"{', '.join(map(str, having))}."
             )
     return {layer: layer % total for layer in layers}
-
-
-@dataclass(frozen=True, eq=False)
-class _Scaling(Change):
-    """Marked values times a factor."""
-
-    mask: Bool[Tensor, "batch head key"]
-    factor: float
-    may_be_idle: bool = False
-
-    def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
-        return _fitting(self.mask, site, parts["pattern"])
-
-    def changed(self, value: Tensor) -> Tensor:
-        return value * self.factor
-
-
-@dataclass(frozen=True, eq=False)
-class _Replacement(Change):
-    """Other values in the place of those marked."""
-
-    mask: Bool[Tensor, "batch head key"]
-    values: Float[Tensor, "example head key d_head"]
-
-    def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
-        mask = _fitting(self.mask, site, parts["pattern"])
-        batch, d_head = len(parts["pattern"]), parts["value"].shape[-1]
-        if len(self.values) not in (1, batch) or self.values.shape[-1] != d_head:
-            raise InputError(
-                f"layer {site.index}: the new values have shape {tuple(self.values.shape)}, the "
-                f"run has batch {batch} and d_head {d_head}. Give values of the prompts run."
-            )
-        return mask
-
-    def changed(self, value: Tensor) -> Tensor:
-        return self.values.to(value).expand_as(value)
-
-
-@dataclass(frozen=True, eq=False)
-class _OnlineMask(Change):
-    """No value where the plan, shown the layer of this pass, chooses so."""
-
-    plan: OnlinePlan
-    online = True
-    may_be_idle = True
-
-    def marked(self, site: AttentionSite, parts: Mapping[str, Tensor]) -> Tensor:
-        plan = self.plan
-        mask = plan.choose(site_layer(site, parts, plan.prompts, plan.space))
-        return _fitting(mask, site, parts["pattern"])
-
-    def changed(self, value: Tensor) -> Tensor:
-        return torch.zeros_like(value)
-
-
-def _fitting(mask: Tensor, site: AttentionSite, pattern: Tensor) -> Tensor:
-    """The mask, where it fits the pattern of the run."""
-    batch, heads, _, keys = pattern.shape
-    if mask.shape[0] not in (1, batch) or tuple(mask.shape[1:]) != (heads, keys):
-        raise InputError(
-            f"layer {site.index}: the mask has shape {tuple(mask.shape)}, the run has "
-            f"{(batch, heads, keys)} (batch, head, key). Mark [batch, head, key] of the "
-            "prompts that are run, query heads each on their own."
-        )
-    return mask

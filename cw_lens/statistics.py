@@ -1,4 +1,4 @@
-"""Bootstrap intervals and rank correlation: thin calls into scipy.
+"""Bootstrap intervals, rank correlation and lines: thin calls into scipy, and sums that merge.
 
 Intervals are percentile bootstrap intervals, expanded for the number of observations. They are
 defined for tied data, where BCa is not, and they follow every monotone change of scale: the
@@ -6,7 +6,8 @@ interval of a perplexity is the exponential of the interval of its mean loss. Pl
 and BCa too, are too narrow for few observations; the expansion makes up for it (Hesterberg 2015).
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from cw_lens.errors import InputError
 CONFIDENCE = 0.95
 BATCH_NUMBERS = 1 << 17
 """Numbers drawn at once: they stay in a processor's cache, and memory stays small."""
+
+_ROUNDING = 1e-13  # of a variance, in units of that of all points
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,49 @@ def bootstrap_mean(
     return bootstrap_means(lambda x: x, np.asarray(observations, dtype=float)[None], **options)[0]
 
 
+def bootstrap_together(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    sample: Float[np.ndarray, "row observation"],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[Estimate]:
+    """Numbers made of the means of all rows, each with its interval over observations.
+
+    As `bootstrap_means`, for numbers that several rows have a part in, such as the share of rows
+    with some property: an observation is drawn for all rows at once, and none is left out. Where
+    a draw leaves a number undefined its interval is NaN.
+
+    Args:
+        statistic: takes the means as [row, draw] and returns [number, draw].
+        sample: one number per row and observation.
+        confidence, resamples, seed: as `bootstrap_means`.
+
+    Raises:
+        InputError: as `bootstrap_means`.
+    """
+    _check(confidence, resamples)
+    n = sample.shape[1]
+
+    def of_draw(drawn: np.ndarray, axis: int):
+        values = statistic(sample @ _counts(drawn.reshape(-1, n), n).T / n)
+        return values.reshape(len(values), *drawn.shape[:-1])
+
+    values = statistic(sample.mean(axis=1, keepdims=True))[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # a NaN says it
+        lows, highs = _interval(of_draw, (np.arange(n),), confidence, resamples, seed)
+    ends = np.broadcast_arrays(values, lows, highs)
+    return [Estimate(*map(float, row), n=n) for row in zip(*ends, strict=True)]
+
+
+def interval_columns(name: str, estimates: Sequence[Estimate]) -> dict[str, list]:
+    """Columns of a table: `name`, `name`_low, `name`_high, and `name`_n observations."""
+    ends = {"": "value", "_low": "low", "_high": "high", "_n": "n"}
+    return {name + end: [getattr(e, field) for e in estimates] for end, field in ends.items()}
+
+
 def spearman(
     x: ArrayLike,
     y: ArrayLike,
@@ -143,6 +189,47 @@ def rank_correlation(x: ArrayLike, y: ArrayLike) -> float:
     return float(_rank_correlation(x, y, axis=-1))
 
 
+def pair_sums(
+    x: Float[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    groups: Int[np.ndarray, " point"],
+    n_groups: int,
+) -> Float[np.ndarray, "sum group"]:
+    """Of each group of points n, and the sums of x, y, x^2, xy and y^2: what lines are made of.
+
+    x and y are brought to mean 0 and deviation 1 over all points first, which changes neither a
+    correlation nor an R^2; a constant is 0. Sums of groups added up are those of both together.
+    """
+    x, y = _standardised(x), _standardised(y)
+    terms = (np.ones_like(x), x, y, x * x, x * y, y * y)
+    sums = [np.bincount(groups, weights=term, minlength=n_groups) for term in terms]
+    return np.stack(sums).astype(float)  # whole numbers where there is no point
+
+
+def correlation(sums: Float[np.ndarray, "sum group *axes"]) -> Float[np.ndarray, "group *axes"]:
+    """Pearson's correlation from `pair_sums`, or their means; NaN where x or y is constant."""
+    _, _, xx, xy, yy = _central(sums)
+    known = (xx > 0) & (yy > 0)
+    return np.divide(xy, np.sqrt(xx * yy), out=np.full_like(xy, np.nan), where=known)
+
+
+def line_r2(
+    fitted: Float[np.ndarray, "sum group *axes"], held: Float[np.ndarray, "sum group *axes"]
+) -> Float[np.ndarray, "group *axes"]:
+    """R^2 at some points of the least-squares line of y on x fitted to others, from `pair_sums`.
+
+    1 - sum of (y - line)^2 / sum of (y - mean of y there)^2, as scikit-learn's r2_score of its
+    LinearRegression: at most 1, and negative where the mean would do better. The line of a constant
+    x is the mean. NaN where y is constant, or there are no points.
+    """
+    x, y, xx, xy, _ = _central(fitted)
+    slope = np.divide(xy, xx, out=np.zeros_like(xy), where=xx > 0)
+    held_x, held_y, held_xx, held_xy, held_yy = _central(held)
+    shift = held_y - y - slope * (held_x - x)
+    error = held_yy - 2 * slope * held_xy + slope**2 * held_xx + shift**2
+    return 1 - np.divide(error, held_yy, out=np.full_like(error, np.nan), where=held_yy > 0)
+
+
 def expanded_confidence(confidence: float, n: int) -> float:
     """The level whose percentile interval covers a mean of `n` observations with `confidence`.
 
@@ -152,6 +239,21 @@ def expanded_confidence(confidence: float, n: int) -> float:
     """
     quantile = stats.t.ppf((1 + confidence) / 2, n - 1)
     return float(1 - 2 * stats.norm.cdf(-np.sqrt(n / (n - 1)) * quantile))
+
+
+def _standardised(x: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+    x = x.astype(float)
+    if len(x) == 0 or np.ptp(x) == 0:
+        return np.zeros_like(x)
+    return (x - x.mean()) / x.std()
+
+
+def _central(sums: Float[np.ndarray, "sum group *axes"]) -> tuple[np.ndarray, ...]:
+    """Means of x and y, and their variances around the covariance; one of rounding alone is 0."""
+    n, *totals = sums
+    x, y, xx, xy, yy = np.divide(totals, n, out=np.full_like(sums[1:], np.nan), where=n > 0)
+    xx, xy, yy = xx - x * x, xy - x * y, yy - y * y
+    return x, y, np.where(xx > _ROUNDING, xx, 0.0), xy, np.where(yy > _ROUNDING, yy, 0.0)
 
 
 def _check(confidence: float, resamples: int) -> None:

@@ -8,7 +8,7 @@ from cw_lens import backend
 from cw_lens.edits import InterventionError, write_routes
 from cw_lens.errors import InputError
 from cw_lens.prompts import prompts_from_ids
-from cw_lens.sites import attention_layers
+from cw_lens.sites import UnsupportedModelError, attention_layers
 from tests import oracles
 from tests.families import prompts, wrapped
 
@@ -212,3 +212,92 @@ def test_replacements_that_do_not_fit_are_refused(llama):
         with pytest.raises(InputError, match=r"layer 0: the new values .* batch 2 and d_head 8"):
             with cw_lens.replaced_values(llama, one, {0: values}):
                 run(llama, given)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "bert"])  # one for each route
+def test_the_first_position_is_the_one_marked_in_masks(name):
+    model = wrapped(name)
+    given = prompts(model)
+    places = [(example, head, 0) for example in range(2) for head in range(4)]
+    with cw_lens.scaled_values(model, 0.25, {i: marked(*places) for i in (0, 1)}):
+        expected = run(model, given)
+    with cw_lens.scaled_values(model, 0.25, positions="first", prompts=given):
+        assert torch.equal(run(model, given), expected)
+    with cw_lens.scaled_values(model, 0.25, positions="first"):
+        assert torch.equal(run(model, given), expected)
+    with cw_lens.scaled_values(model, 0.25, {1: marked(*places)}):
+        last = run(model, given)
+    with cw_lens.scaled_values(model, 0.25, positions="first", layers=[-1]):
+        assert torch.equal(run(model, given), last)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+@pytest.mark.parametrize("positions", ["sink", "centred_cosine", "received_attention"])
+def test_sinks_are_those_of_the_very_pass(name, side, positions):
+    """Explicit masks of what the detector marks inside, layer by layer, change as much."""
+    model = wrapped(name)
+    rows = [[5, 9, 5, 7, 11, 5, 30], [8, 8, 40, 41, 8]]  # a token again: a sink again
+    given = prompts_from_ids(model, rows, padding_side=side)
+    options = {"positions": positions, "prompts": given}
+    with cw_lens.scaled_values(model, 0.0, **options):
+        found = run(model, given)
+        detector = "cosine" if positions == "sink" else positions
+        sinks = cw_lens.find_sinks(model, given, detector)
+    if positions == "sink":
+        assert sinks[:, 0].sum() == 4 * (3 + 3)
+    with cw_lens.scaled_values(model, 0.0, {i: sinks[:, i] for i in (0, 1)}):
+        expected = run(model, given)
+    assert torch.equal(found[given.mask], expected[given.mask])
+    assert not torch.equal(found[given.mask], run(model, given)[given.mask])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_first_position_is_that_of_the_first_real_token(llama, side):
+    given = prompts(llama, (9, 6), side)
+    alone = prompts_from_ids(llama, [given.ids[1][given.mask[1]].tolist()])
+    with cw_lens.scaled_values(llama, 0.0, positions="first", prompts=given):
+        together = run(llama, given)[1][given.mask[1]]
+    with cw_lens.scaled_values(llama, 0.0, positions="first"):
+        torch.testing.assert_close(together, run(llama, alone)[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["first", "sink", "value_cosine"])
+def test_positions_times_1_are_the_clean_run_bit_for_bit(llama, positions):
+    given = prompts(llama)
+    clean, before = run(llama, given), count_hooks(llama)
+    with cw_lens.scaled_values(llama, 1.0, positions=positions, prompts=given):
+        assert count_hooks(llama) > before
+        assert torch.equal(run(llama, given), clean)
+    with pytest.raises(KeyError, match="mine"):
+        with cw_lens.scaled_values(llama, 0.5, positions=positions, prompts=given):
+            assert not torch.equal(run(llama, given), clean)
+            raise KeyError("mine")
+    assert count_hooks(llama) == before
+    assert torch.equal(run(llama, given), clean)
+
+
+def test_positions_that_make_no_sense_are_refused(llama):
+    given, mask = prompts(llama), {0: marked((0, 1, 2))}
+    for options, message in (
+        ({}, "give where, masks by layer, or positions, such as"),
+        ({"where": mask, "positions": "first"}, "give where, masks by layer, or positions"),
+        ({"where": mask, "layers": [0]}, "layers and prompts go with positions; where names"),
+        ({"where": mask, "prompts": given}, "layers and prompts go with positions; where names"),
+        ({"positions": "bos"}, "unknown positions 'bos'; there are sink, cosine, .* first."),
+        ({"positions": "first", "layers": [7]}, "layer 7 does not exist"),
+    ):
+        with pytest.raises(InputError, match=message):
+            with cw_lens.scaled_values(llama, 0.5, **options):
+                pass
+    with pytest.raises(InputError, match=r"of shape \(2, 9\) .* others, of \(1, 5\)"):
+        with cw_lens.scaled_values(llama, 0.5, positions="sink", prompts=given):
+            run(llama, prompts(llama, (5,)))
+
+
+def test_sinks_cannot_be_found_where_the_pattern_shows_too_late():
+    model = wrapped("bert")
+    message = 'before the pattern shows, so no sink can be found .* Use positions="first"'
+    with pytest.raises(UnsupportedModelError, match=message):
+        with cw_lens.scaled_values(model, 0.5, positions="sink"):
+            pass

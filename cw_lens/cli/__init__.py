@@ -11,6 +11,8 @@ from cw_lens.cli.console import console, errors
 from cw_lens.cli.doctor import doctor
 from cw_lens.cli.explain import explain
 from cw_lens.cli.faithfulness import faithfulness
+from cw_lens.cli.paper import paper
+from cw_lens.cli.sinks import sinks
 from cw_lens.cli.tasks import tasks
 from cw_lens.cli.validate import validate
 from cw_lens.errors import CWLensError, CWLensWarning
@@ -41,6 +43,8 @@ def main() -> None:
                 "faithfulness": faithfulness,
                 "validate": validate,
                 "tasks": tasks,
+                "sinks": sinks,
+                "paper": paper,
                 "doctor": doctor,
                 "version": version,
             },

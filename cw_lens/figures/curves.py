@@ -13,6 +13,7 @@ from cw_lens.figures.style import INK, Style, dress, plain, series_styles
 from cw_lens.figures.words import area_caption, area_text, caption, point_text, texts
 from cw_lens.studies.comparisons import conditions
 from cw_lens.studies.curves import RemovalCurves
+from cw_lens.studies.paper import curve_item
 
 DIRECTIONS = {"highest": "comprehensiveness", "lowest": "sufficiency"}
 SWITCH_TO_LOG = 5
@@ -28,7 +29,8 @@ def curve_figures(curves: RemovalCurves, *, recipe: str | None = None) -> dict[s
     interval of delta perplexity over texts, put on the clean perplexity. The AOPC is in nats per
     predicted token.
 
-    Each figure's `layout.meta` holds its `caption` and the `recipe`. The names are fit for files.
+    Each figure's `layout.meta` holds its `caption`, the `recipe`, and of a curve the `item` of the
+    paper that it is to be compared with. The names are fit for files.
 
     Args:
         curves: from `removal_curves`.
@@ -82,7 +84,9 @@ def _curves(points: pd.DataFrame, styles: dict[str, Style], meta: dict) -> go.Fi
     _axes(figure, points)
     title = f"{DIRECTIONS[remove].capitalize()}: the {remove} removed"
     dress(figure, title, _subtitle(points), len(points["series"].unique()) + 1)
-    figure.update_layout(meta=meta | {"caption": caption(points, meta["confidence"])})
+    item = curve_item(points.to_dict("records")[0])
+    text = caption(points, meta["confidence"])
+    figure.update_layout(meta=meta | {"caption": text, "item": item})
     return figure
 
 

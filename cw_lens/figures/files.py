@@ -12,7 +12,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from cw_lens.folders import RunFolderError, replace_file
+from cw_lens.folders import made_folder, replace_file
 
 BROWSERS = (
     "chromium",
@@ -59,13 +59,7 @@ def write_figures(
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {folder}: {error.strerror}. Make room there and run the same command "
-            "again, or give another folder with --out."
-        ) from error
+    made_folder(folder)
     if figures:
         replace_file(folder / "plotly.min.js", get_plotlyjs().encode())
     paths = []

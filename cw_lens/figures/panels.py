@@ -240,3 +240,21 @@ def _bars(rows: pd.DataFrame, value: str, colour: str) -> dict[str, Any] | None:
         "width": 2,
         "color": colour,
     }
+
+
+def tidy(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+    """One row per row and column: `series`, `value`, and `low`, `high`, `n` where there are any.
+
+    Args:
+        table: with columns named `x`, `x_low`, `x_high`, `x_n`.
+        columns: the x of those that are wanted -> what their series is called.
+    """
+    parts = []
+    others = [n for n in table.columns if not any(n == c or n.startswith(f"{c}_") for c in columns)]
+    for column, name in columns.items():
+        part = table[others].assign(series=name, value=table[column])
+        for end in ("low", "high", "n"):
+            if f"{column}_{end}" in table:
+                part[end] = table[f"{column}_{end}"]
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)

@@ -6,6 +6,7 @@ import pandas as pd
 
 from cw_lens.figures.style import plain
 from cw_lens.studies.comparisons import conditions
+from cw_lens.studies.paper import curve_item
 
 
 def caption(points: pd.DataFrame, confidence: float) -> str:
@@ -43,12 +44,12 @@ def area_caption(aopc: pd.DataFrame, confidence: float) -> str:
 
 def _paper_figure(row: dict) -> str:
     """Which figure of the paper shows the same, if one does."""
-    protected = row["protected"] != "none"
-    if row["granularity"] == "layer":
-        number = (3 if row["remove"] == "highest" else 4) if protected else 8
-    else:
-        number = {"global": 9, "head": 10}.get(row["granularity"]) if protected else None
-    return f"Compare figure {number} of the paper (arXiv 2606.07604)." if number else ""
+    item = curve_item(row)
+    return (
+        f"Compare figure {item.removeprefix('fig')} of the paper (arXiv 2606.07604)."
+        if item
+        else ""
+    )
 
 
 def point_text(row: dict) -> str:

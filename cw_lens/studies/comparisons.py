@@ -36,7 +36,7 @@ def comparison_table(
     sign = 1 if family["remove"] == "highest" else -1
     # the AOPC leads, then the fractions; an example that lacks a fraction has no AOPC
     values = {name: np.vstack([delta.mean(axis=0), delta]) for name, delta in deltas.items()}
-    goodness = {name: sign * _mean(rows[0]) for name, rows in values.items()}
+    goodness = {name: sign * mean_of(rows[0]) for name, rows in values.items()}
     ranked = sorted(
         (name for name in values if not np.isnan(goodness[name])), key=lambda name: -goodness[name]
     )
@@ -55,7 +55,7 @@ def comparison_table(
                     family
                     | {"metric": name, "other": other, "role": role, "fraction": fraction}
                     | {"ranking": rankings[name], "other_ranking": rankings[other]}
-                    | {"value": _mean(paired[0][row]), "other_value": _mean(paired[1][row])}
+                    | {"value": mean_of(paired[0][row]), "other_value": mean_of(paired[1][row])}
                     | {"difference": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}
                     | {"verdict": _verdict(sign, mean)}
                 )
@@ -91,7 +91,7 @@ def _others(name: str, ranked: list[str], rankings: dict[str, str]) -> list[tupl
     return found + [("next best", other) for other in behind[:1]]
 
 
-def _mean(values: Float[np.ndarray, " example"]) -> float:
+def mean_of(values: Float[np.ndarray, " example"]) -> float:
     """Mean of the finite values; NaN if there is none."""
     held = values[np.isfinite(values)]
     return float(held.mean()) if len(held) else np.nan
@@ -117,9 +117,9 @@ def _sentence(row: dict) -> str:
     texts = f"{row['n']} text{'s' * (row['n'] != 1)}"
     if not row["n"]:
         return f"{start} and {other} cannot be compared: no text holds every fraction of both."
-    areas = f"AOPC {_short(row['value'])} against {_short(row['other_value'])} nats per token"
-    interval = f" [{_short(row['low'])}, {_short(row['high'])}]" if row["n"] > 1 else ""
-    numbers = f"({areas}, difference {_short(row['difference'])}{interval}, {texts})"
+    areas = f"AOPC {short(row['value'])} against {short(row['other_value'])} nats per token"
+    interval = f" [{short(row['low'])}, {short(row['high'])}]" if row["n"] > 1 else ""
+    numbers = f"({areas}, difference {short(row['difference'])}{interval}, {texts})"
     if row["verdict"] == FEW:
         return f"{start} and {other} cannot be told apart by so few texts {numbers}."
     if row["verdict"] == EQUAL:
@@ -128,6 +128,6 @@ def _sentence(row: dict) -> str:
     return f"{start} harms the model {more} than {other} {numbers}."
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three significant digits and a true minus sign."""
     return f"{value:.3g}".replace("-", "−")

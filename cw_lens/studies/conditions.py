@@ -44,14 +44,14 @@ def removals_of(
     if not isinstance(seeds, int) or seeds < 3:
         raise InputError(f"{seeds!r} seeds of the random control are too few; use 3 or more.")
     directions, grains, guards = (
-        _several(name, values, allowed)
+        several(name, values, allowed)
         for name, values, allowed in (
             ("remove", remove, DIRECTIONS),
             ("granularity", granularity, GRANULARITIES),
             ("protected", protected, (*SINK_DETECTORS, UNPROTECTED)),
         )
     )
-    _several("ranking", ranking, RANKINGS)
+    several("ranking", ranking, RANKINGS)
     removals = []
     for guarded, grain, metric in product(guards, grains, dict.fromkeys((*functions, "random"))):
         backward = needs_gradient({metric: functions[metric]} if metric in functions else {})
@@ -73,7 +73,7 @@ def removals_of(
     return removals
 
 
-def _several(name: str, values: str | Sequence[str], allowed: Sequence[str]) -> list[str]:
+def several(name: str, values: str | Sequence[str], allowed: Sequence[str]) -> list[str]:
     """The values, each once, where they are some of those that are allowed."""
     values = [values] if isinstance(values, str) else list(dict.fromkeys(values))
     unknown = [value for value in values if value not in allowed]

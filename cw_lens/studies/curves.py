@@ -88,20 +88,20 @@ def removal_curves(
     measured = _per_example(units.assign(failed=~finite))
     names = _series_names(measured)
     points, areas, comparisons = [], [], []
-    for family, rows in _groups(measured, FAMILY):
+    for family, rows in grouped(measured, FAMILY):
         label: dict[str, str] = dict(zip(FAMILY, family, strict=True))
         fractions = sorted(rows["fraction"].unique())
         axes = (fractions, sorted(rows["example"].unique()))
         deltas: dict[str, np.ndarray] = {}
         rankings: dict[str, str] = {}
-        for (metric, ranking), series in _groups(rows, ["metric", "ranking"]):
+        for (metric, ranking), series in grouped(rows, ["metric", "ranking"]):
             name = names[*family, metric, ranking]
             head = label | {"metric": metric, "ranking": ranking, "series": name}
-            wide = _wide(series, *axes)
-            of_series, area = _series(wide, fractions, options)
+            wide = by_fraction(series, *axes)
+            of_series, area = series_points(wide, fractions, options)
             points += [head | point for point in of_series]
             areas.append(head | area)
-            deltas[name], rankings[name] = _delta_nll(wide), ranking
+            deltas[name], rankings[name] = delta_nll(wide), ranking
         comparisons.append(comparison_table(label, fractions, deltas, rankings, options))
     compared = pd.concat(comparisons, ignore_index=True)
     return RemovalCurves(
@@ -188,19 +188,19 @@ def _per_example(units: pd.DataFrame) -> pd.DataFrame:
     return examples.reset_index()
 
 
-def _groups(table: pd.DataFrame, keys: list[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+def grouped(table: pd.DataFrame, keys: list[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
     """The rows of each combination of keys, in the order in which they first occur."""
     return cast(list, list(table.groupby(keys, sort=False, observed=True)))
 
 
 def _series_names(examples: pd.DataFrame) -> dict[tuple[str, ...], str]:
     """Each series' name: its metric, and its ranking where its family has the metric twice."""
-    series = [key for key, _ in _groups(examples, SERIES)]
+    series = [key for key, _ in grouped(examples, SERIES)]
     times = Counter(key[:-1] for key in series)
     return {key: f"{key[-2]} ({key[-1]})" if times[key[:-1]] > 1 else key[-2] for key in series}
 
 
-def _wide(
+def by_fraction(
     series: pd.DataFrame, fractions: list, examples: list
 ) -> dict[str, Float[np.ndarray, "fraction example"]]:
     """Each measured number of one series as a matrix; NaN where a unit failed or is missing."""
@@ -215,14 +215,16 @@ def _wide(
     return wide
 
 
-def _delta_nll(wide: dict[str, np.ndarray]) -> Float[np.ndarray, "fraction example"]:
+def delta_nll(wide: dict[str, np.ndarray]) -> Float[np.ndarray, "fraction example"]:
     """Masked minus clean, nats per predicted token."""
     return (wide["nll"] - wide["clean"]) / (wide["tokens"] - 1)
 
 
-def _series(wide: dict[str, np.ndarray], fractions: list, options: dict) -> tuple[list[dict], dict]:
+def series_points(
+    wide: dict[str, np.ndarray], fractions: list, options: dict
+) -> tuple[list[dict], dict]:
     """The points of one curve, and its area."""
-    delta = _delta_nll(wide)
+    delta = delta_nll(wide)
     held = np.isfinite(delta)
     predicted = np.where(held, wide["tokens"] - 1, 0)
     total = predicted.sum(axis=1)
