@@ -24,7 +24,7 @@ from cw_lens.figures.weights import (
     joint_figure,
     regression_figure,
 )
-from cw_lens.sink_report import Head, head_row, telling_cone, telling_norm
+from cw_lens.sink_report import Head, head_row, model_label, telling_cone, telling_norm
 from cw_lens.studies import paper as claims
 from cw_lens.studies.alignment import alignment
 from cw_lens.studies.components import components
@@ -69,8 +69,8 @@ class PaperRun:
 
     @property
     def model(self) -> str:
-        """The model's name."""
-        return str(self.facts["model"]["name"])
+        """What figures and tables call the model."""
+        return model_label(self.facts)
 
     def where(self, data: str) -> str:
         """What figures say of their model and corpus."""

@@ -1,6 +1,8 @@
 """What a run about sinks shows: the sections of its page, and its tables."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -21,6 +23,11 @@ from cw_lens.views.study_page import Section
 
 Head = tuple[int, int]
 """A layer and a head of it."""
+
+
+def model_label(facts: Mapping[str, Any]) -> str:
+    """What figures call the model: its name without the folders before it."""
+    return Path(str(facts["model"]["name"])).name
 
 
 def telling_norm(model: NormModel) -> Head:
@@ -47,7 +54,7 @@ def _place(heads: pd.DataFrame) -> Head:
     return int(first["layer"]), int(first["head"])
 
 
-def head_row(found: NormModel | Cone, layer: int, head: int) -> dict[str, float]:
+def head_row(found: NormModel | Cone, layer: int, head: int) -> dict[str, Any]:
     """What was found of one head."""
     heads = found.heads
     return heads.loc[(heads["layer"] == layer) & (heads["head"] == head)].to_dict("records")[0]

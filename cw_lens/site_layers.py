@@ -93,7 +93,8 @@ def _is_causal(
     first = mask.int().argmax(dim=1)
     later = mask & (torch.arange(mask.shape[1], device=mask.device) > first[:, None])
     row = pattern.take_along_dim(first[:, None, None, None], dim=2).squeeze(2)
-    return not bool(row.masked_fill(~later[:, None], 0.0).any())
+    # a row of NaN, as of a broken run beside sound ones in a batch, says nothing
+    return not bool((row.masked_fill(~later[:, None], 0.0) > 0).any())
 
 
 def _stream_gain(

@@ -76,7 +76,12 @@ def sinks(
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
-        from cw_lens.sink_report import profile_section, profile_tables, sweep_section
+        from cw_lens.sink_report import (
+            model_label,
+            profile_section,
+            profile_tables,
+            sweep_section,
+        )
         from cw_lens.studies.readings import READING_COLUMNS
         from cw_lens.studies.sinks import (
             SINK_STUDIES,
@@ -112,7 +117,7 @@ def sinks(
         with console.status("fitting, drawing and bootstrapping"):
             profiles = sink_profiles(readings, reruns, texts)
             curves = sweep_curves(units)
-            name = facts["model"]["name"]
+            name = model_label(facts)
             sections = [
                 profile_section(p, f"{name}, {p.data}", head=head, recipe=recipe())
                 for p in profiles

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ def alignment_figure(alignment: Alignment, where: str, *, recipe: str | None = N
         subtitle=where,
         x_title="layer",
         y_title="mean cosine",
-        level=0,
+        level=0.0,
     )
     return with_caption(
         figure,
@@ -46,7 +47,7 @@ def alignment_figure(alignment: Alignment, where: str, *, recipe: str | None = N
 
 
 def norm_figure(
-    points: pd.DataFrame, fit: Mapping[str, float], where: str, *, recipe: str | None = None
+    points: pd.DataFrame, fit: Mapping[str, Any], where: str, *, recipe: str | None = None
 ) -> go.Figure:
     """Figure 5b: the length of one head's outputs against their attention to the first key.
 
@@ -144,7 +145,7 @@ def norm_overview(model: NormModel, where: str, *, recipe: str | None = None) ->
 
 
 def cone_figure(
-    points: pd.DataFrame, fit: Mapping[str, float], where: str, *, recipe: str | None = None
+    points: pd.DataFrame, fit: Mapping[str, Any], where: str, *, recipe: str | None = None
 ) -> go.Figure:
     """Figure 6a: one head's outputs in the plane of mu and the sink, with the sink and without.
 
@@ -262,7 +263,7 @@ def sink_components(cone: Cone, where: str, *, recipe: str | None = None) -> go.
         subtitle=where,
         x_title="layer",
         y_title="length in units of the residual stream",
-        level=0,
+        level=0.0,
     )
     return with_caption(
         figure,

@@ -49,7 +49,7 @@ def sweep_figure(
         subtitle=where,
         x_title="γ, what the value is multiplied by",
         y_title="change in loss, nats per token",
-        level=0,
+        level=0.0,
     )
     figure.update_xaxes(autorange="reversed")
     return with_caption(
@@ -89,7 +89,7 @@ def surgery_figure(
         title="The sink's value, cut to a part of itself",
         subtitle=where,
         x_title="change in loss, nats per token",
-        level=0,
+        level=0.0,
     )
     return with_caption(
         figure,

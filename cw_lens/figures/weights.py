@@ -36,7 +36,7 @@ def regression_figure(
         title="What contributions are made of",
         subtitle=where,
         x_title="R² of a linear regression of c, held out",
-        level=0,
+        level=0.0,
     )
     figure.update_xaxes(range=[min(-0.05, float(table["value"].min()) * 1.1), 1.03])
     return with_caption(
@@ -107,7 +107,7 @@ def first_weight_figure(
         subtitle=where,
         x_title="layer",
         y_title="mean weight of the first key",
-        level=0,
+        level=0.0,
     )
     return with_caption(
         figure,
@@ -136,7 +136,7 @@ def amplification_figure(
         subtitle=where,
         x_title="position of the key, the first is 1",
         y_title="c / α",
-        level=0,
+        level=0.0,
     )
     starts = sorted(set(rows["place"].tolist()))
     figure.update_xaxes(type="log", tickvals=starts, ticktext=[str(start) for start in starts])
