@@ -19,8 +19,8 @@ import cw_lens
 from cw_lens import backend
 from cw_lens.prompts import prompts_from_ids
 from cw_lens.runs import layer_indices
-from cw_lens.studies.components import layer_components, sampling_rates
 from cw_lens.studies.concentration import layer_concentration
+from cw_lens.studies.edge_samples import layer_components, sampling_rates
 from cw_lens.studies.losses import StudyText
 from cw_lens.studies.readings import read_text
 from cw_lens.studies.sinks import SINK_STUDIES

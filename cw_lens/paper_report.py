@@ -28,13 +28,13 @@ from cw_lens.sink_report import Head, head_row, model_label, telling_cone, telli
 from cw_lens.studies import paper as claims
 from cw_lens.studies.alignment import alignment
 from cw_lens.studies.components import components
-from cw_lens.studies.concentration import by_corpus, concentration
+from cw_lens.studies.concentration import concentration
 from cw_lens.studies.cone import cone, cone_points
 from cw_lens.studies.curves import RemovalCurves
 from cw_lens.studies.losses import StudyText
 from cw_lens.studies.norm_model import norm_model, norm_points
 from cw_lens.studies.paper_rows import Row, paper_table, verdicts
-from cw_lens.studies.readings import TextReading
+from cw_lens.studies.readings import TextReading, by_corpus
 from cw_lens.studies.sweep_results import SweepCurves
 from cw_lens.study_report import write_study
 from cw_lens.views.study_page import Section

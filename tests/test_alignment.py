@@ -17,6 +17,8 @@ from cw_lens.studies.alignment import COSINES, alignment, layer_alignment, mean_
 from cw_lens.studies.readings import TextReading, _stacked, joined
 from tests.layers import random_layer
 
+pytestmark = pytest.mark.apart
+
 FEW: dict[str, Any] = {"resamples": 200}
 
 

@@ -15,13 +15,8 @@ from cw_lens.errors import InputError
 from cw_lens.geometry import decompose, inter_head_contributions
 from cw_lens.layer import layer_attention
 from cw_lens.statistics import expanded_confidence
-from cw_lens.studies.components import (
-    FACTORS,
-    PAIRS,
-    components,
-    layer_components,
-    sampling_rates,
-)
+from cw_lens.studies.components import PAIRS, components
+from cw_lens.studies.edge_samples import FACTORS, layer_components, sampling_rates
 from cw_lens.studies.readings import TextReading, _stacked, from_bytes, joined, to_bytes
 from tests import oracles
 from tests.layers import random_layer
@@ -136,7 +131,7 @@ def test_points_in_single_precision_are_those_of_the_geometry(shape):
 def test_points_are_gathered_in_parts(monkeypatch):
     layer = random_layer(1, length=9)
     whole = layer_components(layer)
-    monkeypatch.setattr("cw_lens.studies.components._POINTS", 7)
+    monkeypatch.setattr("cw_lens.studies.edge_samples._POINTS", 7)
     parts = layer_components(layer)
     assert all(torch.allclose(parts[name], whole[name], rtol=1e-14) for name in whole)
 

@@ -22,6 +22,8 @@ from tests.layers import random_layer
 from tests.test_alignment import FEW, planted, reading, same_tables, texts_of
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.apart
+
 NAMES = ("a", "b", "sink_norm", "cone_angle", "inside", "inside_without")
 
 

@@ -23,6 +23,8 @@ from cw_lens.studies.readings import joined
 from tests.layers import random_layer
 from tests.test_alignment import FEW, planted, reading, same_tables, texts_of
 
+pytestmark = pytest.mark.apart
+
 V, KAPPA, G = 9.0, 2.0, -1.5
 
 

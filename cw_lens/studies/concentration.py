@@ -16,13 +16,12 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import InputError
 from cw_lens.geometry import low_outputs
 from cw_lens.layer import LayerAttention
 from cw_lens.scores import QUERY_BLOCK
 from cw_lens.statistics import bootstrap_means
 from cw_lens.studies.alignment import require_one_text
-from cw_lens.studies.readings import TextReading, joined
+from cw_lens.studies.readings import TextReading, by_corpus
 
 FIRST_WEIGHTS = ("attention", "value_weighted", "contribution", "absolute_contribution")
 """Weights of the first key, in the order of the axis that holds them."""
@@ -32,6 +31,7 @@ ROW_WEIGHTS = ("attention", "value_weighted", "contribution")
 
 RATIOS = ("mean of c / alpha", "sum of c / sum of alpha")
 
+_BY_KEY = ("amplification", "edges", "attention", "contribution")
 _TINY = 1e-38  # what a logarithm takes 0 for; times a weight of 0 it is 0 again
 
 
@@ -122,23 +122,6 @@ def concentration(readings: Sequence[TextReading], **options: Any) -> Concentrat
             frame.insert(0, "data", data)
             tables.setdefault(name, []).append(frame)
     return Concentration(**{name: pd.concat(f, ignore_index=True) for name, f in tables.items()})
-
-
-def by_corpus(readings: Sequence[TextReading]) -> dict[str, list[TextReading]]:
-    """The readings of each corpus, ordered as `joined` does.
-
-    Raises:
-        InputError: no readings, or as `joined`.
-    """
-    if not readings:
-        raise InputError("no readings: give those of at least one text.")
-    corpora: dict[str, list[TextReading]] = {}
-    for reading in joined(readings):
-        corpora.setdefault(reading.data, []).append(reading)
-    return corpora
-
-
-_BY_KEY = ("amplification", "edges", "attention", "contribution")
 
 
 def _block_sums(

@@ -16,9 +16,10 @@ import pandas as pd
 
 from cw_lens.statistics import bootstrap_mean
 from cw_lens.studies.alignment import mean_of_finite
-from cw_lens.studies.components import FACTORS, PAIRS, Components
+from cw_lens.studies.components import PAIRS, Components
 from cw_lens.studies.concentration import Concentration
 from cw_lens.studies.curves import RemovalCurves
+from cw_lens.studies.edge_samples import FACTORS
 from cw_lens.studies.norm_model import NormModel
 from cw_lens.studies.paper_rows import NO, YES, Row, above, below, largest, paper_row, smallest
 from cw_lens.studies.readings import TextReading

@@ -9,9 +9,9 @@ from cw_lens.metrics import PAPER_METRICS, Metric
 from cw_lens.removal import Removal
 from cw_lens.runs import layer_indices
 from cw_lens.scores import resolve_metrics
-from cw_lens.studies.components import layer_components, sampling_rates
 from cw_lens.studies.concentration import layer_concentration
 from cw_lens.studies.conditions import removals_of
+from cw_lens.studies.edge_samples import layer_components, sampling_rates
 from cw_lens.studies.losses import StudyText
 from cw_lens.studies.readings import LayerStudy
 from cw_lens.studies.sinks import SINK_STUDIES

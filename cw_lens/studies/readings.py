@@ -135,6 +135,20 @@ def joined(*parts: Sequence[TextReading]) -> list[TextReading]:
     return readings
 
 
+def by_corpus(readings: Sequence[TextReading]) -> dict[str, list[TextReading]]:
+    """The readings of each corpus, ordered as `joined` does.
+
+    Raises:
+        InputError: no readings, or as `joined`.
+    """
+    if not readings:
+        raise InputError("no readings: give those of at least one text.")
+    corpora: dict[str, list[TextReading]] = {}
+    for reading in joined(readings):
+        corpora.setdefault(reading.data, []).append(reading)
+    return corpora
+
+
 READING_COLUMNS: dict[str, type] = {"data": str, "example": int, "tokens": int, "arrays": bytes}
 """The columns of a store of readings: one unit, and one batch, for each text."""
 

@@ -12,11 +12,10 @@ from cw_lens.errors import InputError
 from cw_lens.interventions import scaled_values
 from cw_lens.runs import layer_indices
 from cw_lens.studies.alignment import Alignment, alignment, layer_alignment
-from cw_lens.studies.concentration import by_corpus
 from cw_lens.studies.cone import Cone, cone, layer_cone, outputs_in_frames
 from cw_lens.studies.losses import StudyText
 from cw_lens.studies.norm_model import NormModel, layer_head_norms, norm_model
-from cw_lens.studies.readings import LayerStudy, TextReading, reading_units
+from cw_lens.studies.readings import LayerStudy, TextReading, by_corpus, reading_units
 from cw_lens.studies.sink_counts import (
     SINK_LAYER_ATTENTION,
     SinkCounts,
