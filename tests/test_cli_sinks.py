@@ -8,6 +8,8 @@ import pytest
 from tests.test_cli import folder, run, save  # noqa: F401 - fixtures
 from tests.test_cli_studies import content, no_images  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.apart
+
 SMALL = ("--examples", 2, "--max-tokens", 20, "--factors", 0.5, 0.0, "--layers", 0, 1)
 PAPER = ("--examples", 2, "--max-tokens", 20, "--fractions", 0.5, "--factors", 0.5, 0.0)
 

@@ -84,6 +84,7 @@ def test_a_run_writes_units_curves_figures_and_page(study, folder, tmp_path):  #
     assert "contribution" in said and "3 texts" in said
 
 
+@pytest.mark.apart
 def test_the_same_command_again_writes_the_same(study, tmp_path):
     out = tmp_path / "run"
     assert study(out)[0] == 0
@@ -94,6 +95,7 @@ def test_the_same_command_again_writes_the_same(study, tmp_path):
     assert content(out) == before
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize(
     ("more", "field"),
     [
@@ -112,6 +114,7 @@ def test_another_configuration_does_not_mix_with_the_run(study, tmp_path, more, 
     assert content(out) == before
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("last", range(0, 13, 4))
 def test_a_run_cut_off_while_it_writes_its_report_is_taken_up(study, tmp_path, monkeypatch, last):
     """The disk fills up at one file or another: what is there is whole, and more room is enough."""
@@ -140,6 +143,7 @@ def test_a_run_cut_off_while_it_writes_its_report_is_taken_up(study, tmp_path, m
     assert all(content(out)[n] == content(whole)[n] for n in set(content(whole)) - named)
 
 
+@pytest.mark.apart
 def test_other_weights_or_texts_under_the_same_name_are_refused(run, no_images, tmp_path):  # noqa: F811
     save(tiny_llama(), tmp_path / "model")
     texts = tmp_path / "texts.jsonl"
@@ -155,6 +159,7 @@ def test_other_weights_or_texts_under_the_same_name_are_refused(run, no_images, 
     assert code == 1 and "holds another run: sources was" in said
 
 
+@pytest.mark.apart
 def test_an_unfinished_run_of_another_command_is_kept(run, study, folder, tmp_path):  # noqa: F811
     out = tmp_path / "run"
     assert study(out)[0] == 0
@@ -169,6 +174,7 @@ def test_an_unfinished_run_of_another_command_is_kept(run, study, folder, tmp_pa
     assert (out / STORE).read_bytes() == held
 
 
+@pytest.mark.apart
 def test_a_folder_of_another_command_is_refused(run, study, folder, tmp_path):  # noqa: F811
     assert run("explain", folder, "--text", "ab", "--out", tmp_path / "a")[0] == 0
     code, said = study(tmp_path / "a")
@@ -179,6 +185,7 @@ def test_a_folder_of_another_command_is_refused(run, study, folder, tmp_path):  
     assert code == 1 and 'command was "faithfulness" there and is "explain" here' in said
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -208,6 +215,7 @@ def test_bad_input_is_one_clear_message(study, tmp_path, more, message):
         assert study(tmp_path / "run")[0] == 0  # a run that finished nothing holds no folder
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("name", ["a[/b]", "[red]", "x:x:", "</script><b>", "%{x}"])
 def test_names_are_shown_as_they_are(run, folder, no_images, tmp_path, name):  # noqa: F811
     out = tmp_path / name.replace("/", "")
@@ -284,6 +292,7 @@ def wait_for(condition, process, seconds=120.0):
         time.sleep(0.002)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 def test_killed_ten_times_and_resumed_it_gives_the_same_table(folder, tmp_path):  # noqa: F811
     """SIGKILL at random moments; the table of the tenth resumption is that of a whole run."""
@@ -309,6 +318,7 @@ def test_killed_ten_times_and_resumed_it_gives_the_same_table(folder, tmp_path):
     assert all((out / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in names)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 def test_interrupted_it_says_so_and_a_second_run_at_once_is_refused(folder, tmp_path):  # noqa: F811
     out = tmp_path / "run"

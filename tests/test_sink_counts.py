@@ -20,7 +20,10 @@ from tests.layers import random_layer
 from tests.test_alignment import FEW, planted, reading, same_tables, texts_of
 from tests.tiny import tiny_llama
 
-pytestmark = pytest.mark.filterwarnings("ignore::cw_lens.sinks.CrowdedSinksWarning")
+pytestmark = [
+    pytest.mark.apart,
+    pytest.mark.filterwarnings("ignore::cw_lens.sinks.CrowdedSinksWarning"),
+]
 
 
 def with_sinks(keys: int, sinks: list[int], weight: float) -> LayerAttention:
