@@ -227,7 +227,7 @@ def test_the_table_names_model_data_and_tokens_and_the_sentences_count():
         for h in ("yes", "no", "not distinguishable", "yes")
     ]
     table = paper_rows.paper_table(rows, "m", {"d": 70})
-    assert table.columns[:4].tolist() == ["item", "model", "data", "tokens"]
+    assert table.columns.tolist() == ["item", "data", *paper_rows.COLUMNS, "tokens", "model"]
     assert set(table["tokens"]) == {70} and set(table["model"]) == {"m"}
     first, second = paper_rows.verdicts(table)
     assert first == "Of 4 claims of the paper 2 hold here, 1 do not, 1 cannot be told."

@@ -11,7 +11,7 @@ from cw_lens.studies.comparisons import EQUAL, FEW, FEWEST_TEXTS
 YES, NO, UNKNOWN = "yes", "no", EQUAL
 """A claim holds or fails where an interval says so, and is not distinguishable otherwise."""
 
-COLUMNS = ("quantity", "paper", "here", "low", "high", "texts", "claim", "holds")
+COLUMNS = ("quantity", "paper", "here", "low", "high", "holds", "claim", "texts")
 """Of a table "paper against here"; `paper` is NaN where it prints no number."""
 
 
@@ -23,7 +23,7 @@ there is no claim."""
 
 
 def paper_table(rows: Sequence[Row], model: str, tokens: Mapping[str, int]) -> pd.DataFrame:
-    """One row per number: item, model, data and its tokens, then `COLUMNS`.
+    """One row per number: item, data, `COLUMNS`, the corpus' tokens and the model.
 
     Args:
         rows: each with the corpus under "data".
@@ -31,9 +31,11 @@ def paper_table(rows: Sequence[Row], model: str, tokens: Mapping[str, int]) -> p
         tokens: of all texts of each corpus.
     """
     table = pd.DataFrame(list(rows), columns=["item", "data", *COLUMNS])
-    table.insert(1, "model", model)
-    table.insert(3, "tokens", [tokens.get(data, sum(tokens.values())) for data in table["data"]])
-    return table
+    every = sum(tokens.values())
+    return table.assign(
+        tokens=[tokens.get(data, every) for data in table["data"]],
+        model=model,
+    )
 
 
 def verdicts(table: pd.DataFrame) -> tuple[str, ...]:
