@@ -270,6 +270,8 @@ def started(folder, out, *more):  # noqa: F811
         stdout=said,
         stderr=subprocess.STDOUT,
         env=environment,
+        # where the tests run in the background of a shell, SIGINT is ignored, and children inherit it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
