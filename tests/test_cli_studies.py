@@ -259,19 +259,25 @@ def test_a_loss_that_is_nan_is_reported_and_not_averaged(run, no_images, tmp_pat
     assert "units have a loss that is NaN" in (out / "report.html").read_text()
 
 
+LISTENING = """
+import signal
+from cw_lens.cli import main
+# a shell's background ignores SIGINT, and its children inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
 def started(folder, out, *more):  # noqa: F811
     """The command in a process of its own; its output goes to a file beside the folder."""
-    script = Path(sys.executable).with_name("cw-lens")
     arguments = ["faithfulness", folder, *SMALL, *METRICS, "--out", out, *more]
     environment = os.environ | {"BROWSER_PATH": "/nowhere/chromium", "OMP_NUM_THREADS": "1"}
     said = out.with_suffix(".log").open("w")
     return subprocess.Popen(
-        [str(a) for a in (script, *arguments)],
+        [sys.executable, "-c", LISTENING, *(str(a) for a in arguments)],
         stdout=said,
         stderr=subprocess.STDOUT,
         env=environment,
-        # where the tests run in the background of a shell, SIGINT is ignored, and children inherit it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
