@@ -359,7 +359,7 @@ def test_parts_of_a_corpus_join_into_exactly_the_same_tables():
     whole = components(readings, capacity=100)
     parts = components(joined(kept[5:], kept[:5]), capacity=100)
     for name in ("regressions", "correlations", "joint", "samples"):
-        pd.testing.assert_frame_equal(whole.table(name), parts.table(name), check_exact=True)
+        pd.testing.assert_frame_equal(getattr(whole, name), getattr(parts, name), check_exact=True)
     assert list(whole.samples["data"]) == ["d"] * 3 + ["e"] * 3
     alone = components(readings[6:], capacity=100)
     of_whole = rows(whole.regressions, data="e").reset_index(drop=True)
@@ -395,7 +395,7 @@ def test_denser_samples_are_thinned_and_the_lowest_priorities_kept():
 
 def test_a_single_text_has_no_interval_and_no_folds_of_texts():
     found = components([a_text(0, length=8)])
-    table = found.table()
+    table = found.regressions
     assert table["r2"].notna().all()
     assert table[["low", "high", "r2_by_text"]].isna().all(axis=None)
     assert found.correlations["r"].notna().all()

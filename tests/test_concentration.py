@@ -237,11 +237,11 @@ def test_parts_of_a_corpus_join_into_exactly_the_same_tables():
     whole = concentration(readings)
     parts = concentration(joined(kept[4:], kept[:4]))
     for name in TABLES:
-        pd.testing.assert_frame_equal(whole.table(name), parts.table(name), check_exact=True)
+        pd.testing.assert_frame_equal(getattr(whole, name), getattr(parts, name), check_exact=True)
     alone = concentration(readings[5:])
     for name in TABLES:
-        of_whole = rows(whole.table(name), data="e").reset_index(drop=True)
-        pd.testing.assert_frame_equal(of_whole, alone.table(name), check_exact=True)
+        of_whole = rows(getattr(whole, name), data="e").reset_index(drop=True)
+        pd.testing.assert_frame_equal(of_whole, getattr(alone, name), check_exact=True)
 
 
 def test_means_weigh_queries_and_intervals_are_over_the_texts():
@@ -261,8 +261,8 @@ def test_means_weigh_queries_and_intervals_are_over_the_texts():
         [read(i, [layer]) for i, layer in enumerate(layers)], resamples=500, seed=1
     )
     for name in ("weights", "entropies", "amplification"):
-        assert not again.table(name)["low"].equals(found.table(name)["low"])
-        assert again.table(name)["value"].equals(found.table(name)["value"])
+        assert not getattr(again, name)["low"].equals(getattr(found, name)["low"])
+        assert getattr(again, name)["value"].equals(getattr(found, name)["value"])
 
 
 def test_all_layers_together_are_the_mean_over_layers():
@@ -271,7 +271,6 @@ def test_all_layers_together_are_the_mean_over_layers():
     by_layer = found.weights.dropna(subset="layer").groupby("weight")["value"].mean()
     together = rows(found.weights, layer=pd.NA).set_index("weight")["value"]
     assert together.to_dict() == pytest.approx(by_layer.to_dict())
-    assert found.table().equals(found.weights)
     assert found.queries.to_dict("records") == [{"data": "d", "read": 24, "low": 0}]
 
 

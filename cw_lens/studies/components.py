@@ -56,10 +56,6 @@ class Components:
     joint: pd.DataFrame
     samples: pd.DataFrame
 
-    def table(self, name: str = "regressions") -> pd.DataFrame:
-        """One of the tables, by its name."""
-        return getattr(self, name)
-
 
 def components(
     readings: Sequence[TextReading], *, capacity: int = CAPACITY, seed: int = 0

@@ -61,10 +61,6 @@ class Concentration:
     amplification: pd.DataFrame
     queries: pd.DataFrame
 
-    def table(self, name: str = "weights") -> pd.DataFrame:
-        """One of the tables, by its name."""
-        return getattr(self, name)
-
 
 def layer_concentration(layer: LayerAttention) -> dict[str, Tensor]:
     """Sums over the queries of one layer of one text, which `concentration` makes means of.

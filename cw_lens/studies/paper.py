@@ -2,7 +2,9 @@
 
 Its models have 1 to 8 billion parameters; what is to agree with another model is the claim, not
 the digits. A claim holds ("yes") or fails ("no") where the interval over texts says so, and is
-"not distinguishable" where it does not. Fewer than six texts give no verdict.
+"not distinguishable" where it does not. Fewer than six texts give no verdict. Two numbers have no
+interval and are judged as they are: the difference between corpora (table 3) and the largest fall
+of the loss within the sweep (figure 6c).
 """
 
 import math
