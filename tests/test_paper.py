@@ -99,12 +99,22 @@ def test_table_1_and_2_hold_the_printed_numbers_and_verdicts():
 
 def test_table_3_needs_two_corpora_and_takes_the_largest_difference():
     assert paper.corpora_rows(found_components(regressions())) == []
-    both = pd.concat([regressions(), regressions(data="e", shift=0.2)])
+    both = pd.concat([regressions(), regressions(data="e", shift=0.18)])
     rows = paper.corpora_rows(found_components(both))
-    assert [row["holds"] for row in rows] == ["no"] * 3
-    assert [round(row["here"], 9) for row in rows] == [0.2] * 3
-    both = pd.concat([regressions(), regressions(data="e", shift=-0.05)])
-    assert [row["holds"] for row in paper.corpora_rows(found_components(both))] == ["yes"] * 3
+    assert [row["holds"] for row in rows] == ["not distinguishable"] * 3
+    for row in rows:  # each interval is .05 to either side
+        held = row["here"], row["low"], row["high"]
+        assert held == pytest.approx((0.18, 0.08, 0.28)) and row["texts"] == 9
+    for shift, wide, holds in (
+        (-0.05, 0.02, "yes"), (-0.05, 0.05, "not distinguishable"), (-0.2, 0.04, "no"),
+        (0.05, math.nan, "not distinguishable"),
+    ):  # fmt: skip
+        both = pd.concat([regressions(), regressions(data="e", shift=shift)])
+        both = both.assign(low=both["r2"] - wide, high=both["r2"] + wide)
+        rows = paper.corpora_rows(found_components(both))
+        assert [row["holds"] for row in rows] == [holds] * 3
+    few = pd.concat([regressions().assign(texts=5), regressions(data="e", shift=0.2)])
+    assert {row["holds"] for row in paper.corpora_rows(found_components(few))} == {"too few texts"}
 
 
 def found_concentration(contribution=0.1, entropies=(1.0, 2.0, 1.5), first_ratio=0.2):
@@ -188,8 +198,11 @@ def test_curves_are_held_by_their_areas_each_to_its_figure():
     assert [row["holds"] for row in rows] == ["no", "no"]
 
 
-def sweep_units(losses, control=0.0):
-    """Units of eight texts whose loss grows by these nats a token at γ = .5 and 0."""
+def sweep_units(losses, control=0.0, last=1.0):
+    """Units of eight texts whose loss grows by these nats a token at γ = .5 and 0.
+
+    That at 0 is `last` times as much in every other text.
+    """
     rows = []
     for example in range(8):
         base = dict.fromkeys(UNIT_COLUMNS, 0) | {"data": "d", "example": example, "tokens": 11}
@@ -197,7 +210,7 @@ def sweep_units(losses, control=0.0):
         base |= {"kl_sum": 0.1, "edit": "no_op", "target": "none", "factor": 1.0}
         rows.append(base)
         for factor, loss in zip((0.5, 0.0), losses, strict=True):
-            more = 10 * loss * (1 + example / 100)
+            more = 10 * loss * (1 + example / 100) * (1 if factor or example % 2 else last)
             edit = {"edit": "scale", "factor": factor}
             rows.append(base | edit | {"target": "first", "nll_sum": 30 + more})
             spoiled = 30 + 10 * control * (1 + example / 100)
@@ -209,13 +222,22 @@ def sweep_units(losses, control=0.0):
 def test_figure_6c_holds_the_loss_its_order_and_the_control():
     from cw_lens.studies.curves import NO_OP
 
-    def rows(losses, control):
-        units = sweep_units(losses, control).replace({"edit": {"no_op": NO_OP}})
-        return [row["holds"] for row in paper.sweep_rows(sweep_curves(units, resamples=200), "d")]
+    def rows(*made):
+        units = sweep_units(*made).replace({"edit": {"no_op": NO_OP}})
+        return paper.sweep_rows(sweep_curves(units, resamples=200), "d")
 
-    assert rows((0.5, 1.0), 0.1) == ["yes", "yes", "yes"]
-    assert rows((1.5, 1.0), 2.0) == ["yes", "no", "no"]
-    assert rows((-0.5, -1.0), -1.0) == ["no", "no", "not distinguishable"]
+    def holds(*made):
+        return [row["holds"] for row in rows(*made)]
+
+    assert holds((0.5, 1.0), 0.1) == ["yes", "yes", "yes"]
+    assert holds((1.5, 1.0), 2.0) == ["yes", "no", "no"]
+    assert holds((-0.5, -1.0), -1.0) == ["no", "no", "not distinguishable"]
+    assert holds((0.5, 0.6), 0.0, 0.7)[1] == "not distinguishable"
+    step = rows((0.5, 0.8))[1]  # texts weigh 1 to 1.07 times as much; the lower step is .3
+    assert step["here"] == pytest.approx(0.3 * 1.035) and step["paper"] != step["paper"]
+    assert 0.3 < step["low"] < step["here"] < step["high"] < 0.321
+    step = rows((1.5, 1.0))[1]  # the step that fails is shown, not the one that holds
+    assert step["here"] == pytest.approx(-0.5 * 1.035) and step["high"] < 0
 
 
 def test_the_table_names_model_data_and_tokens_and_the_sentences_count():

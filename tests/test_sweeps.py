@@ -352,7 +352,7 @@ def test_every_point_is_the_literal_one(made, curves):
 def test_the_comparisons_are_of_paired_texts(made, curves):
     table = curves.comparisons
     roles = table.groupby("role").size().to_dict()
-    assert roles == {"control": 4, "random": 2, "surgery": 6}
+    assert roles == {"step": 4, "control": 4, "random": 2, "surgery": 6}
     pair = one(table, role="control", target="first", factor=0.5)
     texts = made.assign(delta=(made["nll_sum"] - made["clean_nll_sum"]) / (made["tokens"] - 1))
     texts = texts.groupby(["edit", "target", "factor", "example"])["delta"].mean()
@@ -362,6 +362,11 @@ def test_the_comparisons_are_of_paired_texts(made, curves):
     assert pair["difference"] == pytest.approx((own - other).mean())
     assert pair["low"] < pair["difference"] < pair["high"] and pair["n"] == 12
     assert pair["verdict"] == MORE
+    steps = table[(table["role"] == "step") & (table["target"] == "first")]
+    assert steps[["factor", "other_factor"]].to_numpy().tolist() == [[0.5, 1.0], [0.0, 0.5]]
+    assert set(steps["other_edit"]) == {"scale"} and set(steps["other_target"]) == {"first"}
+    grown = (texts["scale", "first", 0.0] - own).mean()
+    assert steps["difference"].tolist() == pytest.approx([own.mean(), grown])
     whole = one(table, role="random", factor=1.0)
     assert (whole["value"], whole["other_edit"], whole["verdict"]) == (0, "random", LESS)
     cut = table[table["role"] == "surgery"].set_index(["edit", "other_edit"])["verdict"]

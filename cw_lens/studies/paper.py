@@ -2,15 +2,12 @@
 
 Its models have 1 to 8 billion parameters; what is to agree with another model is the claim, not
 the digits. A claim holds ("yes") or fails ("no") where the interval over texts says so, and is
-"not distinguishable" where it does not. Fewer than six texts give no verdict. Two numbers have no
-interval and are judged as they are: the difference between corpora (table 3) and the largest fall
-of the loss within the sweep (figure 6c).
+"not distinguishable" where it does not. Fewer than six texts give no verdict.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,17 @@ from cw_lens.studies.concentration import Concentration
 from cw_lens.studies.curves import RemovalCurves
 from cw_lens.studies.edge_samples import FACTORS
 from cw_lens.studies.norm_model import NormModel
-from cw_lens.studies.paper_rows import NO, YES, Row, above, below, largest, paper_row, smallest
+from cw_lens.studies.paper_rows import (
+    NO,
+    UNKNOWN,
+    YES,
+    Row,
+    above,
+    below,
+    largest,
+    paper_row,
+    smallest,
+)
 from cw_lens.studies.readings import TextReading
 from cw_lens.studies.sweep_results import SweepCurves
 
@@ -92,11 +99,11 @@ def corpora_rows(found: Components) -> list[Row]:
                 _by(table.loc[(table["data"] == name) & (table["keys"] == keys)], "regressor")
                 for name in (first, other)
             ]
-            change = max(abs(held[0][name]["r2"] - held[1][name]["r2"]) for name in REGRESSORS)
-            here = {"value": change, "low": math.nan, "high": math.nan}
-            here["n"] = min(row["texts"] for row in held[1].values())
+            apart = [_apart(held[0][name], held[1][name]) for name in REGRESSORS]
+            here = {end: float(np.max([row[end] for row in apart])) for end in ("value", *ENDS)}
+            here["n"] = min(row["texts"] for rows in held for row in rows.values())
             what = f"largest difference in R² between {first} and {other}, {keys} keys"
-            holds = YES if change < ALIKE else NO
+            holds = below(here, ALIKE)
             rows.append(paper_row("table3", what, here, claim=f"below {ALIKE}", holds=holds))
     return rows
 
@@ -175,16 +182,16 @@ def sweep_rows(curves: SweepCurves, data: str) -> list[Row]:
         here["n"] = row["n"]
         what = "change in perplexity without the first token's value (γ = 0)"
         rows.append(paper_row("fig6c", what, here, claim="positive", holds=above(here, 0.0)))
-    steps = points.sort_values("factor", ascending=False)["delta_nll"].tolist()
-    if len(steps) > 2:
-        falls = max(before - after for before, after in pairwise(steps))
-        here = {"value": falls, "low": math.nan, "high": math.nan, "n": points["n"].min()}
-        what = "largest fall in loss from one γ to the next lower one, nats a token"
-        holds = YES if falls <= 0 else NO
-        rows.append(
-            paper_row("fig6c", what, here, claim="none: loss grows as γ falls", holds=holds)
-        )
     compared = curves.comparisons.query("data == @data and edit == 'scale' and target == 'first'")
+    steps = compared.loc[compared["role"] == "step"].to_dict("records")
+    if len(steps) > 1:
+        held = [above(row, 0.0) for row in steps]
+        holds = next(verdict for verdict in (NO, UNKNOWN, YES) if verdict in held)
+        deciding = [row for row, verdict in zip(steps, held, strict=True) if verdict == holds]
+        least = min(deciding, key=lambda row: row["difference"])
+        what = "smallest growth in loss from one γ to the next lower one, nats a token"
+        here = least | {"value": least["difference"]}
+        rows.append(paper_row("fig6c", what, here, claim="positive at every step", holds=holds))
     for row in compared.loc[compared["factor"] == 0].to_dict("records"):
         if row["role"] == "control":
             here = row | {"value": row["difference"]}
@@ -226,6 +233,16 @@ def _same_sign(here: Mapping[str, Any], paper: float) -> dict[str, str]:
     if paper < 0:
         return {"claim": "negative", "holds": below(here, 0.0)}
     return {"claim": "positive", "holds": above(here, 0.0)}
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """The distance of two R², and the least and most that their intervals leave to it.
+
+    Wider than the interval of a difference: both would have to miss at once.
+    """
+    ends = one["low"] - other["high"], one["high"] - other["low"]
+    least, most = max(ends[0], -ends[1], 0.0), max(ends[1], -ends[0])
+    return {"value": abs(one["r2"] - other["r2"]), "low": least, "high": most}
 
 
 def _by(table: pd.DataFrame, column: str) -> dict[Any, dict[str, Any]]:

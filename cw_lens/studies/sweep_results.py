@@ -1,7 +1,7 @@
 """What a sweep of the sink's value shows: curves, and which edit harms more than which (SPEC 8)."""
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pandas as pd
@@ -35,8 +35,9 @@ class SweepCurves:
             predicted tokens) and `changed_values` (mean over the examples of the (head, key)
             values changed in all layers).
         comparisons: one row per pair of edits: `role` says why they are compared: the other is a
-            "control" token scaled alike, a "random" vector as long, or another kind of "surgery",
-            the removal (scale by 0) included. `value`, `other_value` and their `difference` are
+            "control" token scaled alike, a "random" vector as long, another kind of "surgery", the
+            removal (scale by 0) included, or the same values times the next larger factor, one
+            "step" back in the sweep. `value`, `other_value` and their `difference` are
             mean changes of loss in nats per token, with `low` and `high`, over the `n` examples
             that hold both; `verdict` says whether the edit harms more or less than the other.
         sentences: one per compared pair.
@@ -156,7 +157,9 @@ def _pairs(deltas: Deltas) -> list[tuple[str, tuple, tuple]]:
     pairs = []
     for target in (FIRST, SINKS):
         scaled = [key for key in deltas if key[:2] == ("scale", target)]
-        for key in sorted(scaled, key=lambda key: -key[2]):
+        scaled.sort(key=lambda key: -key[2])
+        pairs += [("step", key, before) for before, key in pairwise(scaled)]
+        for key in scaled:
             if key[2] != 1:
                 pairs.append(("control", key, ("scale", CONTROL, key[2])))
             pairs.append(("random", key, ("random", target, key[2])))
