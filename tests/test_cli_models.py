@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from cw_lens.cli.console import console
@@ -71,6 +72,27 @@ def test_a_hybrid_is_explained_in_the_layers_that_have_attention(run, saved, tmp
     code, said = run("explain", folder, "--text", TEXT, "--layers", "0", "--out", tmp_path / "x")
     assert code == 1
     assert "layer 0 has no attention" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["sinks", "paper"])
+def test_sinks_of_a_hybrid_are_those_of_the_layers_that_have_attention(
+    run,
+    saved,
+    tmp_path,
+    monkeypatch,
+    command,  # noqa: F811
+):
+    monkeypatch.setenv("BROWSER_PATH", "/nowhere/chromium")  # images take ten seconds
+    folder, out = saved("jamba"), tmp_path / "run"
+    small = ["--examples", 2, "--max-tokens", 12, "--factors", 0.0, "--layers", 1]
+    asked = [folder] if command == "sinks" else ["all", "--model", folder, "--fractions", 0.5]
+    code, said = run(command, *asked, *small, "--out", out)
+    assert code == 0, said
+    heads = [pd.read_parquet(out / f"{name}_heads.parquet") for name in ("cone", "norm_model")]
+    assert [set(table["layer"]) for table in heads] == [{1}, {1}]
+    assert set(pd.read_parquet(out / "sweep.parquet")["layers"]) == {"1"}
+    code, said = run(command, *asked, *small[:-1], 0, "--out", tmp_path / "other")
+    assert code == 1 and "layer 0 has no attention" in said and "Traceback" not in said
 
 
 def test_an_encoder_is_explained_without_a_loss(run, saved, tmp_path):  # noqa: F811

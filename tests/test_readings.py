@@ -7,8 +7,11 @@ import torch
 from cw_lens.errors import InputError
 from cw_lens.prompts import one_by_one, prompts_from_ids
 from cw_lens.runs import capture
+from cw_lens.sites import UnsupportedModelError
 from cw_lens.store import opened_store
+from cw_lens.studies.concentration import concentration, layer_concentration
 from cw_lens.studies.losses import StudyText
+from cw_lens.studies.norm_model import norm_points
 from cw_lens.studies.readings import (
     READING_COLUMNS,
     TextReading,
@@ -21,7 +24,9 @@ from cw_lens.studies.readings import (
     reading_units,
     to_bytes,
 )
+from cw_lens.studies.sinks import SINK_STUDIES, sink_profiles
 from cw_lens.wrapping import wrap_model
+from tests.families import wrapped
 from tests.tiny import tiny_llama
 
 STUDIES = {
@@ -57,6 +62,27 @@ def test_every_study_reads_the_layers_of_one_pass(model, texts):
         assert np.array_equal(reading["patterns"]["last"][row], layer.pattern[0, :, -1].numpy())
         assert np.array_equal(reading["outputs"]["norm"][row], layer.output[0].norm(dim=-1))
     assert read_text(model, texts[0], STUDIES, layers=[-1]).layers == (1,)
+
+
+def test_a_hybrid_is_read_in_the_layers_that_have_attention():
+    model = wrapped("jamba")
+    texts = [StudyText("d", i, prompts_from_ids(model, [[1, 5, 9, 4, 7][: 5 - i]])) for i in (0, 1)]
+    readings = list(read_texts(model, texts, SINK_STUDIES | {"concentration": layer_concentration}))
+    assert {reading.layers for reading in readings} == {(1,)}
+    for text, reading in zip(texts, readings, strict=True):
+        (layer,) = capture(model, text.prompts, layers=[1]).layers
+        attention = layer.pattern[0, :, :, 0].double().mean(dim=-1).numpy()
+        np.testing.assert_array_equal(reading["sinks"]["first_attention"], attention[None])
+    (profile,) = sink_profiles(readings)
+    tables = [profile.counts.layers, profile.alignment.heads, profile.norms.heads]
+    tables += [profile.cone.heads, profile.cone.layers, concentration(readings).weights]
+    assert [set(table["layer"].dropna()) for table in tables] == [{1}] * 6
+    points = norm_points(readings, profile.norms, 1, 2)
+    assert len(points) == 4 + 3
+    with pytest.raises(InputError, match="layer 0"):
+        norm_points(readings, profile.norms, 0, 2)
+    with pytest.raises(UnsupportedModelError, match="layer 0 has no attention"):
+        read_text(model, texts[0], SINK_STUDIES, layers=[0])
 
 
 def test_a_study_that_was_not_read_is_named(model, texts):

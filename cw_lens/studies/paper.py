@@ -5,7 +5,6 @@ the digits. A claim holds ("yes") or fails ("no") where the interval over texts 
 "not distinguishable" where it does not. Fewer than six texts give no verdict.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
