@@ -16,7 +16,7 @@ from torch import Tensor
 from cw_lens import backend
 from cw_lens.changes import OnlineMask, OnlinePlan, Replacement, RowEdits, Scaling
 from cw_lens.edits import Change, Edit, found_routes, is_looking
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.prompts import Prompts
 from cw_lens.runs import attention_sites as readable_sites
 from cw_lens.runs import layer_indices, require_prompts
@@ -142,8 +142,7 @@ def _plan_of_positions(
 ) -> EditPlan:
     """The same scaling for every example, at these positions."""
     detectors = {"sink": "cosine", **{name: name for name in SINK_DETECTORS}}
-    if positions not in detectors:
-        raise InputError(f"unknown positions {positions!r}; there are {', '.join(detectors)}.")
+    require_known("positions", positions, detectors)
     edit = ValueEdit("scale", factor, FIRST if positions == FIRST else SINKS)
     return EditPlan(prompts, [edit], layers, detectors[positions])
 

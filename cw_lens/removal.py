@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.interventions import OnlinePlan, RankedMasks
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS, Metric, random
@@ -61,10 +61,7 @@ class Removal:
             ("ranking", RANKINGS),
             ("protected", (*SINK_DETECTORS, UNPROTECTED)),
         ):
-            if getattr(self, name) not in allowed:
-                raise InputError(
-                    f"unknown {name} {getattr(self, name)!r}; there are {', '.join(allowed)}."
-                )
+            require_known(name, getattr(self, name), allowed)
         if not isinstance(self.fraction, int | float) or not 0 <= self.fraction <= 1:
             raise InputError(f"the fraction is {self.fraction!r}; it must be from 0 to 1.")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 31:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cw_lens import backend, sites
 from cw_lens.certificates import SPACES, Certificate, certified_layer
 from cw_lens.edits import as_written
-from cw_lens.errors import CWLensWarning, InputError
+from cw_lens.errors import CWLensWarning, InputError, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
 from cw_lens.sites import AttentionSite
@@ -234,8 +234,7 @@ def attention_sites(
         InputError: an unknown space, or folded value biases that are not allowed.
         UnsupportedModelError: a layer whose attention cannot be read.
     """
-    if space not in SPACES:
-        raise InputError(f"unknown space {space!r}; there are {', '.join(SPACES)}.")
+    require_known("space", space, SPACES)
     found = sites.attention_sites(model, indices)
     sites.require_unfolded(found, allow_folded=allow_folded)
     return found

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cw_lens.certificates import Certificate
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS, PAPER_METRICS, Metric
 from cw_lens.prompts import Prompts
@@ -106,9 +106,8 @@ def resolve_metrics(metrics: Sequence[str] | Mapping[str, Metric]) -> dict[str, 
                     "LayerAttention."
                 )
         return dict(metrics)
-    unknown = [name for name in metrics if name not in METRICS]
-    if unknown:
-        raise InputError(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}.")
+    for name in metrics:
+        require_known("metric", name, METRICS)
     return {name: METRICS[name] for name in metrics}
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cw_lens.errors import CWLensWarning, InputError
+from cw_lens.errors import CWLensWarning, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import Prompts
@@ -106,8 +106,7 @@ def find_sinks(
     Warns:
         CrowdedSinksWarning: where a detector marks more than `CROWDED_SINKS` of the tokens.
     """
-    if detector not in SINK_DETECTORS:
-        raise InputError(f"unknown detector {detector!r}; there are {', '.join(SINK_DETECTORS)}.")
+    require_known("detector", detector, SINK_DETECTORS)
     run = capture(
         model,
         prompts,

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cw_lens.edits import InterventionError
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.noise import mixed, uniform
 from cw_lens.prompts import Prompts
@@ -61,8 +61,7 @@ class ValueEdit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"unknown kind {self.kind!r} of edit; there are {', '.join(KINDS)}.")
+        require_known("kind of edit", self.kind, KINDS)
         if not isinstance(self.factor, int | float) or not math.isfinite(self.factor):
             raise InputError(
                 f"the factor is {self.factor!r}; it must be a finite number, such as 0 or 0.5."
@@ -105,10 +104,7 @@ class EditPlan:
     space: str = "residual"
 
     def __post_init__(self) -> None:
-        if self.detector not in SINK_DETECTORS:
-            raise InputError(
-                f"unknown detector {self.detector!r}; there are {', '.join(SINK_DETECTORS)}."
-            )
+        require_known("detector", self.detector, SINK_DETECTORS)
         edits = self.edits if isinstance(self.edits, Sequence) else [None]
         if not all(isinstance(edit, ValueEdit) for edit in edits):
             raise InputError("edits must be a list of ValueEdit, such as [ValueEdit('scale', 0)].")

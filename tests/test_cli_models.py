@@ -75,13 +75,7 @@ def test_a_hybrid_is_explained_in_the_layers_that_have_attention(run, saved, tmp
 
 
 @pytest.mark.parametrize("command", ["sinks", "paper"])
-def test_sinks_of_a_hybrid_are_those_of_the_layers_that_have_attention(
-    run,
-    saved,
-    tmp_path,
-    monkeypatch,
-    command,  # noqa: F811
-):
+def test_sinks_of_a_hybrid(run, saved, tmp_path, monkeypatch, command):  # noqa: F811
     monkeypatch.setenv("BROWSER_PATH", "/nowhere/chromium")  # images take ten seconds
     folder, out = saved("jamba"), tmp_path / "run"
     small = ["--examples", 2, "--max-tokens", 12, "--factors", 0.0, "--layers", 1]

@@ -250,7 +250,7 @@ def test_other_detectors_leave_other_values_out_of_the_mean(llama):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "rotate"}, "unknown kind 'rotate' of edit; there are scale, random, keep_par"),
+        ({"kind": "rotate"}, "unknown kind of edit 'rotate'; there are scale, random, keep_par"),
         ({"factor": float("inf")}, "the factor is inf; it must be a finite number"),
         ({"target": "last"}, "unknown target 'last'; there are first, sinks, control and the num"),
         ({"target": -1}, "unknown target -1"),

@@ -56,6 +56,17 @@ CASES = {
     "cw_lens.corpora.corpus_prompts(named, 'hi', None)": "max_tokens is None; it must be at lea",
     "cw_lens.corpora.corpus_prompts(named, ['a'], 5)": "the text is a list; give one text at a",
     "cw_lens.tokenize(named, 'a\\ud800')": "text 0 is not UTF-8 (surrogates not allowed). Give it",
+    "study(metrics=[['attention']])": "unknown metric ['attention']; there are attention, value_we",
+    "study(granularity=None)": "unknown granularity None; there are layer, head, global.",
+    "study(protected=[{}])": "unknown protected {}; there are cosine, centred_cosine",
+    "cw_lens.find_sinks(llama, text, [])": "unknown detector []; there are cosine, centred_cos",
+    "cw_lens.capture(llama, text, space=marks)": "unknown space tensor(",
+    "cw_lens.ValueEdit([])": "unknown kind of edit []; there are scale, random, keep_parallel",
+    "cw_lens.EditPlan(text, [cw_lens.ValueEdit()], detector={})": "unknown detector {}; there are",
+    "cw_lens.scaled_values(llama, 0.5, positions=[]).__enter__()": "unknown positions []; there",
+    "sweep_conditions(targets=None)": "unknown targets None; there are first, sinks.",
+    "sweep_conditions(surgery=[['mean']])": "unknown surgery ['mean']; there are keep_parallel,",
+    "sweep_curves(None)": "units is a NoneType; it must be the table of a Sweep's units.",
     "cw_lens.doctor(raw)['attention'].what": "a LlamaForCausalLM is no TransformerLens model.",
 }
 
@@ -66,6 +77,8 @@ import torch
 from torch.nn import Linear
 import cw_lens
 from cw_lens.errors import CWLensError
+from cw_lens.studies.sweep_results import sweep_curves
+from cw_lens.studies.sweeps import sweep_conditions
 from tests.families import hf_model, prompts, wrapped
 from tests.tiny import tiny_tokenizer
 

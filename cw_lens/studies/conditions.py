@@ -1,11 +1,11 @@
 """The removals of a faithfulness study: every metric, direction and fraction, and the controls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.metrics import METRICS, Metric
 from cw_lens.removal import DIRECTIONS, GRANULARITIES, RANKINGS, UNPROTECTED, Removal
 from cw_lens.scores import needs_gradient
@@ -75,10 +75,10 @@ def removals_of(
 
 def several(name: str, values: str | Sequence[str], allowed: Sequence[str]) -> list[str]:
     """The values, each once, where they are some of those that are allowed."""
-    values = [values] if isinstance(values, str) else list(dict.fromkeys(values))
-    unknown = [value for value in values if value not in allowed]
-    if unknown:
-        raise InputError(f"unknown {name} {unknown[0]!r}; there are {', '.join(allowed)}.")
-    if not values:
+    single = isinstance(values, str) or not isinstance(values, Iterable)
+    held = [values] if single else list(values)
+    for value in held:
+        require_known(name, value, allowed)
+    if not held:
         raise InputError(f"{name} is empty; name at least one of {', '.join(allowed)}.")
-    return values
+    return list(dict.fromkeys(held))

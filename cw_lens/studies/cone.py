@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.sinks import SINK_DETECTORS
 from cw_lens.studies.alignment import mean_tables, text_values, texts_together, with_counts
@@ -74,8 +74,7 @@ def layer_cone(
     """
     if not 0 < share <= 1:
         raise InputError(f"share is {share}; it is what the cone holds, above 0 up to 1.")
-    if sinks not in SINK_DETECTORS:
-        raise InputError(f"unknown detector {sinks!r}; there are {', '.join(SINK_DETECTORS)}.")
+    require_known("detector", sinks, SINK_DETECTORS)
     value, gram = text_values(layer)
     others = ~SINK_DETECTORS[sinks](layer)[0]
     others[:, 0] = False

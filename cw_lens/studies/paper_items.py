@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cw_lens.errors import InputError
+from cw_lens.errors import require_known
 from cw_lens.metrics import PAPER_METRICS, Metric
 from cw_lens.removal import Removal
 from cw_lens.runs import layer_indices
@@ -56,9 +56,8 @@ def named_items(names: Sequence[str]) -> list[str]:
     Raises:
         InputError: an unknown one.
     """
-    unknown = [name for name in names if name not in ITEMS and name != "all"]
-    if unknown:
-        raise InputError(f"unknown item {unknown[0]!r}; there are {', '.join(ITEMS)} and all.")
+    for name in names:
+        require_known("item", name, (*ITEMS, "all"))
     return [item for item in ITEMS if not names or "all" in names or item in names]
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, require_known
 from cw_lens.layer import LayerAttention
 from cw_lens.sinks import CROWDED_SINKS, SINK_DETECTORS, warn_if_crowded
 from cw_lens.statistics import bootstrap_means, interval_columns
@@ -69,9 +69,8 @@ def layer_sinks(
     Raises:
         InputError: an unknown detector, and as `require_one_text`.
     """
-    unknown = [name for name in detectors if name not in SINK_DETECTORS]
-    if unknown:
-        raise InputError(f"unknown detector {unknown[0]!r}; there are {', '.join(SINK_DETECTORS)}.")
+    for name in detectors:
+        require_known("detector", name, SINK_DETECTORS)
     require_one_text(layer)
     marked = {name: SINK_DETECTORS[name](layer)[0] for name in detectors}
     return marked | {"first_attention": layer.pattern[0, :, :, 0].double().mean(dim=-1)}
