@@ -144,7 +144,7 @@ def _plan_of_positions(
     detectors = {"sink": "cosine", **{name: name for name in SINK_DETECTORS}}
     require_known("positions", positions, detectors)
     edit = ValueEdit("scale", factor, FIRST if positions == FIRST else SINKS)
-    return EditPlan(prompts, [edit], layers, detectors[positions])
+    return EditPlan(prompts, [edit], layers, detectors[str(positions)])
 
 
 @contextmanager

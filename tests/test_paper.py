@@ -193,6 +193,9 @@ def test_curves_are_held_by_their_areas_each_to_its_figure():
     figures = [3, 4, 8, 8, 9, 9, 10, 10]
     assert [row["item"] for row in rows] == [f"fig{number}" for number in figures]
     assert {row["holds"] for row in rows} == {"yes"}
+    next_best = made_up_units({"attention": 1.5, "contribution": 2.0, "random": 0.1})
+    rows = paper.curve_rows(removal_curves(next_best, resamples=200))
+    assert [row["item"] for row in rows] == ["fig3", "fig4"]  # each once
     worse = made_up_units({"attention": 2.0, "contribution": 1.0, "random": 0.1})
     rows = paper.curve_rows(removal_curves(worse, resamples=200))
     assert [row["holds"] for row in rows] == ["no", "no"]

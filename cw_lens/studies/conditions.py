@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def removals_of(
 def several(name: str, values: str | Sequence[str], allowed: Sequence[str]) -> list[str]:
     """The values, each once, where they are some of those that are allowed."""
     single = isinstance(values, str) or not isinstance(values, Iterable)
-    held = [values] if single else list(values)
+    held: list[Any] = [values] if single else list(values)
     for value in held:
         require_known(name, value, allowed)
     if not held:

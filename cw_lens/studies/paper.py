@@ -212,7 +212,8 @@ def curve_rows(curves: RemovalCurves) -> list[Row]:
 
     The corpus is under "data".
     """
-    table = curves.comparisons.query("metric == 'contribution' and other == 'attention'")
+    # attention may be the next best too, which makes a second row of the same numbers
+    table = curves.comparisons.query("metric == 'contribution' and role == 'attention'")
     rows = []
     for row in table.loc[table["fraction"].isna()].to_dict("records"):
         item = curve_item(row)
