@@ -352,7 +352,7 @@ def test_every_point_is_the_literal_one(made, curves):
 def test_the_comparisons_are_of_paired_texts(made, curves):
     table = curves.comparisons
     roles = table.groupby("role").size().to_dict()
-    assert roles == {"step": 4, "control": 4, "random": 2, "surgery": 6}
+    assert roles == {"step": 4, "control": 4, "sinks": 2, "random": 2, "surgery": 6}
     pair = one(table, role="control", target="first", factor=0.5)
     texts = made.assign(delta=(made["nll_sum"] - made["clean_nll_sum"]) / (made["tokens"] - 1))
     texts = texts.groupby(["edit", "target", "factor", "example"])["delta"].mean()
@@ -376,33 +376,74 @@ def test_the_comparisons_are_of_paired_texts(made, curves):
     assert one(table, role="surgery", edit="mean", other_edit="scale")["other_factor"] == 0
 
 
-def test_each_pair_is_told_in_a_sentence(curves):
-    assert len(curves.sentences) == len(curves.comparisons)
-    text = "\n".join(curves.sentences)
-    for part in (
-        "texts, layers 2-5: the first token's value times 0.5 harms more than a control token's "
-        "value times 0.5 (",
-        "the first token's value left as it is harms less than the first token's value replaced by "
-        "a random vector as long (0 against ",
-        "the first token's value times 0.5 harms more than the first token's value replaced by a "
-        "random vector as long times 0.5 (",
+def test_the_most_telling_pairs_are_told(curves):
+    told = [sentence.removeprefix("texts, layers 2-5: ") for sentence in curves.sentences]
+    starts = (
+        "texts, layers 2-5, scaling the first token's value from 1 to 0: the loss grows at each st",
+        "the first token's value kept harms less than the first token's value replaced by a random "
+        "vector as long (0 against ",
+        "the first token's value removed harms more than a control token's value removed (",
         "the first token's value cut to the part along the mean harms more than the first token's "
         "value without the part along the mean (",
         "the first token's value cut to the part along the mean and the first token's value "
-        "replaced by the mean are not distinguishable (",
+        "removed are not distinguishable (",
+        "the first token's value without the part along the mean harms less than the first token's "
+        "value removed (",
         "the first token's value replaced by the mean and the first token's value removed are not ",
-        "the sinks' values removed harms more than a control token's value removed (",
-        ", 12 texts).",
-    ):
-        assert part in text, part
+        "the first token is the only sink there; editing all sinks is editing its value alone.",
+    )
+    assert len(told) == len(starts)
+    for sentence, start in zip(told, starts, strict=True):
+        assert sentence.startswith(start)
+    assert all(sentence.endswith(", 12 texts).") for sentence in told[1:-1])
+    sizes = curves.comparisons.query("role == 'step' and target == 'first'")["difference"]
+    assert f"({sizes.iloc[0]:.3g} to 0.5, {sizes.iloc[1]:.3g} to 0; nats per token" in told[0]
+
+
+def test_several_sinks_are_set_beside_the_first(made):
+    units = made.copy()
+    units.loc[(units["target"] == "sinks") & (units["factor"] != 1), "changed"] = 90
+    more = units["nll_sum"] + 3 * (units["tokens"] - 1)
+    units["nll_sum"] = more.where(
+        (units["target"] == "sinks") & (units["factor"] == 0), units["nll_sum"]
+    )
+    curves = sweep_curves(units, **FEW_DRAWS)
+    told = [sentence for sentence in curves.sentences if "sinks" in sentence]
+    assert "scaling the sinks' values from 1 to 0: the loss grows at each step (" in told[0]
+    assert told[1].startswith(
+        "texts, layers 2-5: the sinks' values removed harms more than a control token's value rem"
+    )
+    assert told[2].startswith(
+        "texts, layers 2-5: the sinks' values removed harms more than the first token's value rem"
+    )
+    pair = one(curves.comparisons, role="sinks", factor=0.0)
+    assert (pair["target"], pair["other_target"], pair["verdict"]) == ("sinks", "first", MORE)
+
+
+def test_a_step_that_falls_or_cannot_be_told_is_named(made):
+    first = (made["edit"] == "scale") & (made["target"] == "first")
+    at = {factor: first & (made["factor"] == factor) for factor in (0.5, 0.0)}
+    units = made.copy()
+    units.loc[at[0.5], "nll_sum"] += 5 * (units.loc[at[0.5], "tokens"] - 1)
+    told = sweep_curves(units, **FEW_DRAWS).sentences[0]
+    assert "scaling the first token's value from 1 to 0: the loss falls from 0.5 to 0 (" in told
+    sign = np.where(made["example"] % 2, 1.0, -1.0)
+    units["nll_sum"] = made["nll_sum"]
+    for factor, rows in at.items():  # as often below as above
+        base = made["clean_nll_sum"] + sign * (made["tokens"] - 1) * (2 - factor)
+        units["nll_sum"] = base.where(rows, units["nll_sum"])
+    told = sweep_curves(units, **FEW_DRAWS).sentences[0]
+    assert "not distinguishable whether the loss grows from 1 to 0.5 and from 0.5 to 0 (" in told
 
 
 def test_few_texts_get_no_verdict(made):
     few = sweep_curves(made[made["example"] < 5], **FEW_DRAWS)
     assert set(few.comparisons["verdict"]) == {FEW}
-    assert all("cannot be told apart by so few texts" in said for said in few.sentences)
+    *told, only = few.sentences
+    assert only.endswith("editing all sinks is editing its value alone.")
+    assert all("so few texts" in said for said in told) and len(told) == 7
     single = sweep_curves(made[made["example"] < 1], **FEW_DRAWS)
-    assert all(", 1 text)." in said and "[" not in said for said in single.sentences)
+    assert all(", 1 text)." in said and "[" not in said for said in single.sentences[:-1])
 
 
 def test_a_failed_unit_leaves_its_text_out(made):
@@ -427,7 +468,7 @@ def test_a_failed_unit_leaves_its_text_out(made):
     none = made.copy()
     none.loc[none["target"] == "control", "nll_sum"] = np.nan
     said = [s for s in sweep_curves(none, **FEW_DRAWS).sentences if "control" in s]
-    assert len(said) == 4 and all("cannot be compared: no text holds both." in s for s in said)
+    assert len(said) == 1 and "cannot be compared: no text holds both." in said[0]
 
 
 def test_the_order_of_the_rows_and_a_second_corpus_change_nothing(made, curves):

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from cw_lens.figures.panels import head_maps, interval_lines, tidy, with_caption
-from cw_lens.figures.style import BLUE, GREY, INK, VERMILLION, dress, plain
+from cw_lens.figures.style import BLUE, GREY, INK, VERMILLION, dress
 from cw_lens.studies.alignment import Alignment
 from cw_lens.studies.cone import Cone
 from cw_lens.studies.norm_model import NormModel, norm_bins, predicted_norm
@@ -277,4 +277,4 @@ def _thinned(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _percent(share: float) -> str:
-    return plain("an unknown share") if math.isnan(share) else plain(f"{share:.0%}")
+    return "an unknown share" if math.isnan(share) else f"{share:.0%}"

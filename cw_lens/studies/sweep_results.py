@@ -9,15 +9,15 @@ from jaxtyping import Float
 
 from cw_lens.errors import InputError
 from cw_lens.statistics import Estimate, bootstrap_means
-from cw_lens.studies.comparisons import EQUAL, FEW, FEWEST_TEXTS, mean_of, short
+from cw_lens.studies.comparisons import EQUAL, FEW, FEWEST_TEXTS, mean_of
 from cw_lens.studies.curves import NO_OP, by_fraction, delta_nll, grouped, series_points
+from cw_lens.studies.sweep_sentences import LESS, MORE, sweep_sentences
 from cw_lens.studies.sweeps import UNIT_COLUMNS
 from cw_lens.value_edits import CONTROL, FIRST, SINKS, SURGERY
 
 FAMILY = ["data", "layers"]
 """What series must share to be compared."""
 SERIES = [*FAMILY, "edit", "target"]
-MORE, LESS = "harms more", "harms less"
 
 Deltas = dict[tuple[str, str, float], Float[np.ndarray, " example"]]
 
@@ -36,11 +36,12 @@ class SweepCurves:
             values changed in all layers).
         comparisons: one row per pair of edits: `role` says why they are compared: the other is a
             "control" token scaled alike, a "random" vector as long, another kind of "surgery", the
-            removal (scale by 0) included, or the same values times the next larger factor, one
-            "step" back in the sweep. `value`, `other_value` and their `difference` are
-            mean changes of loss in nats per token, with `low` and `high`, over the `n` examples
-            that hold both; `verdict` says whether the edit harms more or less than the other.
-        sentences: one per compared pair.
+            removal (scale by 0) included; the same values times the next larger factor, one "step"
+            back in the sweep; or, all "sinks" scaled, the first token alone. `value`,
+            `other_value` and their `difference` are mean changes of loss in nats per token, with
+            `low` and `high`, over the `n` examples that hold both; `verdict` says whether the edit
+            harms more or less than the other.
+        sentences: what is most telling of them, as `sweep_sentences`.
         failed: the units without a finite loss, and why; they are in no number above.
         confidence: of each interval.
     """
@@ -91,10 +92,12 @@ def sweep_curves(
                 if factor in set(series["fraction"]):
                     deltas[edit, target, factor] = delta
         comparisons += [head | row for row in _comparisons(deltas, options)]
+    table = pd.DataFrame(points)
+    compared = pd.DataFrame(comparisons, columns=_COMPARED)
     return SweepCurves(
-        points=pd.DataFrame(points),
-        comparisons=pd.DataFrame(comparisons, columns=_COMPARED),
-        sentences=tuple(_sentence(row) for row in comparisons),
+        points=table,
+        comparisons=compared,
+        sentences=sweep_sentences(compared, table),
         failed=units.loc[~finite].reset_index(drop=True),
         confidence=confidence,
     )
@@ -162,6 +165,8 @@ def _pairs(deltas: Deltas) -> list[tuple[str, tuple, tuple]]:
         for key in scaled:
             if key[2] != 1:
                 pairs.append(("control", key, ("scale", CONTROL, key[2])))
+                if target == SINKS:
+                    pairs.append(("sinks", key, ("scale", FIRST, key[2])))
             pairs.append(("random", key, ("random", target, key[2])))
         cut = [(kind, target, 1.0) for kind in SURGERY] + [("scale", target, 0.0)]
         pairs += [("surgery", *pair) for pair in combinations(cut, 2)]
@@ -198,47 +203,3 @@ def _verdict(difference: Estimate) -> str:
     if difference.low <= 0 <= difference.high:
         return EQUAL
     return MORE if difference.low > 0 else LESS
-
-
-def _sentence(row: dict) -> str:
-    where = f"{row['data']}, layers {row['layers']}"
-    one = _described(row["edit"], row["target"], row["factor"])
-    other = _described(row["other_edit"], row["other_target"], row["other_factor"])
-    if not row["n"]:
-        return f"{where}: {one} and {other} cannot be compared: no text holds both."
-    interval = f" [{short(row['low'])}, {short(row['high'])}]" if row["n"] > 1 else ""
-    numbers = (
-        f"({short(row['value'])} against {short(row['other_value'])} nats per token, difference "
-        f"{short(row['difference'])}{interval}, {row['n']} text{'s' * (row['n'] != 1)})"
-    )
-    if row["verdict"] == FEW:
-        return f"{where}: {one} and {other} cannot be told apart by so few texts {numbers}."
-    if row["verdict"] == EQUAL:
-        return f"{where}: {one} and {other} are not distinguishable {numbers}."
-    return f"{where}: {one} {row['verdict']} than {other} {numbers}."
-
-
-_WHOSE = {
-    FIRST: "the first token's value",
-    SINKS: "the sinks' values",
-    CONTROL: "a control token's value",
-}
-_CUT = {
-    "keep_parallel": "cut to the part along the mean",
-    "keep_orthogonal": "without the part along the mean",
-    "flip_parallel": "with the part along the mean reversed",
-    "mean": "replaced by the mean",
-}
-
-
-def _described(edit: str, target: str, factor: float) -> str:
-    """An edit in words."""
-    value = _WHOSE[target]
-    times = "" if factor == 1 else f" times {factor:g}"
-    if edit == "random":
-        return f"{value} replaced by a random vector as long{times}"
-    if edit in _CUT:
-        return f"{value} {_CUT[edit]}{times}"
-    if factor == 0:
-        return f"{value} removed"
-    return f"{value}{times or ' left as it is'}"
