@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,6 +65,16 @@ class Clean:
     logp: Float[Tensor, "predicted vocabulary"]
     nll_sum: float
 
+    @cached_property
+    def p(self) -> Float[Tensor, "predicted vocabulary"]:
+        """Probability of every next token."""
+        return self.logp.exp()
+
+    @cached_property
+    def top(self) -> Int[Tensor, " predicted"]:
+        """The most probable next tokens."""
+        return self.logp.argmax(dim=-1)
+
 
 def clean_predictions(model: Any, prompts: Prompts) -> Clean:
     """What the model predicts for one text when nothing is removed."""
@@ -80,8 +91,8 @@ def losses(
     return {
         "nll_sum": _nll_sum(logp, ids),
         "clean_nll_sum": clean.nll_sum,
-        "kl_sum": (clean.logp.exp() * (clean.logp - logp)).sum(dim=-1).double().sum().item(),
-        "top1_agreed": int((logp.argmax(dim=-1) == clean.logp.argmax(dim=-1)).sum()),
+        "kl_sum": (clean.p * (clean.logp - logp)).sum(dim=-1).double().sum().item(),
+        "top1_agreed": int((logp.argmax(dim=-1) == clean.top).sum()),
     }
 
 
