@@ -69,9 +69,10 @@ class Run:
         words += ["--examples", str(held["examples"]), "--max-tokens", str(held["max_tokens"])]
         return shlex.join(words)
 
-    def picture(self, item: str) -> Path | None:
-        """The first picture of an item, if it was drawn."""
-        return next(iter(sorted((self.folder / "figures").glob(f"{item}-*.png"))), None)
+    def pictures(self, item: str) -> list[Path]:
+        """The pictures of an item on the run's first corpus."""
+        first = self.tokens["data"].iloc[0]
+        return sorted((self.folder / "figures").glob(f"{item}-{first}*.png"))
 
     def corpora(self) -> str:
         """Texts and tokens of each corpus."""
@@ -100,11 +101,10 @@ def section(run: Run, item: str) -> str:
         cells = [row["quantity"], row["data"], number(row["paper"])]
         cells += [number(row["here"]) + ends, row["claim"], row["holds"]]
         lines.append("| " + " | ".join(cells) + " |")
-    picture = run.picture(item)
-    if picture is not None:
+    for picture in run.pictures(item):
         PICTURES.mkdir(exist_ok=True)
-        shutil.copyfile(picture, PICTURES / f"{item}.png")
-        lines += ["", f"![{kind}: {TITLES[item]}](paper/{item}.png)"]
+        shutil.copyfile(picture, PICTURES / picture.name)
+        lines += ["", f"![{kind}: {TITLES[item]}](paper/{picture.name})"]
     return "\n".join([*lines, ""])
 
 

@@ -223,16 +223,18 @@ def test_rows_without_intervals_have_no_bars():
 def test_joint_distributions_count_in_powers_of_ten():
     pairs = (("attention", "cosine"), ("attention", "relative_norm"))
     rows = [
-        {"x": x, "y": y, "x_low": i, "y_low": j, "points": 10 ** (i + 2 * j)}
+        {"x": x, "y": y, "x_low": i, "x_high": i + 1, "y_low": j, "y_high": j + 1}
+        | {"points": 10 ** (i + 2 * j)}
         for x, y in pairs
-        for i, j in ((0, 0), (1, 0), (1, 1))
+        for i, j in ((0, 0), (2, 0), (2, 1))
     ]
     figure = joint_figure(pd.DataFrame(rows), WHERE, recipe="cw-lens sinks")
     captions_are_text(figure)
     assert len(figure.data) == 2
     for trace in figure.data:
-        assert [list(row) for row in trace.z] == [[0.0, 1.0], [None, 3.0]]
-        assert list(trace.x) == [0.0, 1.0] and list(trace.y) == [0.0, 1.0]
+        # no point lies between 1 and 2, where the cells stay empty
+        assert [list(row) for row in trace.z] == [[0.0, None, 2.0], [None, None, 4.0]]
+        assert list(trace.x) == [0, 1, 2, 3] and list(trace.y) == [0, 1, 2]  # edges
     assert figure.layout.xaxis.title.text == "log₁₀ α"
     assert figure.layout.yaxis.title.text == "cosine"
 

@@ -58,11 +58,16 @@ def joint_figure(joint: pd.DataFrame, where: str, *, recipe: str | None = None) 
     figure = make_subplots(1, len(pairs), horizontal_spacing=0.15)
     for place, (x, y) in enumerate(pairs, start=1):
         rows = joint.loc[(joint["x"] == x) & (joint["y"] == y)]
+        edges = {
+            axis: np.unique(rows[[f"{axis}_low", f"{axis}_high"]].to_numpy()) for axis in ("x", "y")
+        }
         grid = rows.pivot(index="y_low", columns="x_low", values="points")
+        # a row or column without a point is drawn empty, not left out
+        grid = grid.reindex(index=edges["y"][:-1], columns=edges["x"][:-1])
         figure.add_trace(
             go.Heatmap(
-                x=[float(value) for value in grid.columns],
-                y=[float(value) for value in grid.index],
+                x=edges["x"].tolist(),
+                y=edges["y"].tolist(),
                 z=[[None if np.isnan(v) else v for v in row] for row in np.log10(grid.to_numpy())],
                 colorscale="Blues",
                 showscale=place == len(pairs),
