@@ -192,9 +192,9 @@ def test_the_cone_is_drawn_with_its_outputs_on_both_sides():
 
 def test_regressions_are_rows_of_intervals():
     rows = [
-        {"keys": keys, "scale": scale, "regressor": name, "r2": r2, "low": r2 - 0.1}
+        {"keys": keys, "scale": scale, "regressor": name, "r2": r2 / by, "low": r2 - 0.1}
         | {"high": r2 + 0.2, "texts": 8}
-        for scale in ("raw", "log")
+        for scale, by in (("raw", 1), ("log", 2))
         for keys, r2 in (("all", 0.3), ("first", 0.5), ("other", -0.2))
         for name in ("attention", "cosine")
     ]
