@@ -1,11 +1,10 @@
 """What a model loses with the tokens that a metric names: one unit for each text and removal.
 
-A unit is one run of one text without some of its values (SPEC 7). Units of one text run as a
-batch; batches are the same however often a run is cut off and resumed, so that its numbers are too.
+A unit is one run of one text without some of its values (SPEC 7). Units of one text run as a batch.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +29,8 @@ from cw_lens.runs import attention_sites, layer_indices, require_prompts
 from cw_lens.scores import resolve_metrics
 from cw_lens.studies.conditions import removals_of
 from cw_lens.studies.curves import NO_OP
-from cw_lens.studies.losses import (
-    Clean,
-    StudyText,
-    clean_predictions,
-    losses,
-    require_losses,
-)
+from cw_lens.studies.losses import Clean, StudyText, losses, require_losses
+from cw_lens.studies.text_batches import TextBatches, Units
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
 """What is removed, of the eligible pairs, where nothing else is asked for."""
@@ -113,8 +107,8 @@ def faithfulness(
     return pd.DataFrame(units, columns=list(UNIT_COLUMNS))
 
 
-class Study:
-    """The units of a list of removals on a list of texts, batch by batch."""
+class Study(TextBatches[Removal]):
+    """The units of a list of removals on a list of texts."""
 
     def __init__(
         self,
@@ -151,36 +145,31 @@ class Study:
         self.batches = [[idle], *_batches(removals, batch_size)]
         self.clean_removals = [r for r in (idle, *removals) if r.ranking == "clean"]
 
-    @property
-    def n_batches(self) -> int:
-        """Number of batches of the whole study."""
-        return len(self.texts) * len(self.batches)
+    def batches_of(self, text: StudyText) -> list[list[Removal]]:
+        """The same for every text."""
+        return self.batches
 
-    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """Each batch that is not done yet: its number and its units."""
-        for number, text in enumerate(self.texts):
-            first = number * len(self.batches)
-            missing = [i for i in range(len(self.batches)) if first + i not in done]
-            if not missing:
-                continue
-            clean = clean_predictions(self.model, text.prompts)
-            ranking = None
-            for at in missing:
-                removals = self.batches[at]
-                if not math.isfinite(clean.nll_sum):
-                    yield first + at, [_failed(text, removal) for removal in removals]
-                    continue
-                if removals[0].ranking == "clean" and ranking is None:
-                    ranking = clean_ranking(
-                        self.model,
-                        text.prompts,
-                        self.clean_removals,
-                        self.functions,
-                        layers=self.layers,
-                        space=self.space,
-                        allow_folded=self.allow_folded,
-                    )
-                yield first + at, self._units(text, clean, ranking, removals)
+    def units_of(self, text: StudyText, clean: Clean) -> Callable[[Sequence[Removal]], Units]:
+        """As `TextBatches`; a text whose clean loss is NaN has nothing to be compared with."""
+        ranking: CleanRanking | None = None
+
+        def units(removals: Sequence[Removal]) -> Units:
+            nonlocal ranking
+            if not math.isfinite(clean.nll_sum):
+                return [_failed(text, removal) for removal in removals]
+            if removals[0].ranking == "clean" and ranking is None:
+                ranking = clean_ranking(
+                    self.model,
+                    text.prompts,
+                    self.clean_removals,
+                    self.functions,
+                    layers=self.layers,
+                    space=self.space,
+                    allow_folded=self.allow_folded,
+                )
+            return self._units(text, clean, ranking, removals)
+
+        return units
 
     def _units(
         self,
@@ -188,7 +177,7 @@ class Study:
         clean: Clean,
         ranking: CleanRanking | None,
         removals: Sequence[Removal],
-    ) -> list[dict[str, Any]]:
+    ) -> Units:
         prompts = repeated(text.prompts, len(removals))
         removed = torch.zeros(len(removals), dtype=torch.long)
         if ranking is not None and removals[0].ranking == "clean":

@@ -1,14 +1,14 @@
 """What a model loses as its sinks' values are scaled, replaced or cut: one unit a text and edit.
 
 A unit is one run of one text under one edit of its values in the layers given (SPEC 6, 8). Units
-of one text run as a batch; batches are the same however often a run is cut off and resumed, so
-that its numbers are too.
+of one text run as a batch.
 """
 
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -26,13 +26,8 @@ from cw_lens.runs import attention_sites, layer_indices
 from cw_lens.sinks import CrowdedSinksWarning, find_sinks
 from cw_lens.studies.conditions import several
 from cw_lens.studies.curves import NO_OP
-from cw_lens.studies.losses import (
-    Clean,
-    StudyText,
-    clean_predictions,
-    losses,
-    require_losses,
-)
+from cw_lens.studies.losses import Clean, StudyText, losses, require_losses
+from cw_lens.studies.text_batches import TextBatches, Units
 from cw_lens.value_edits import CONTROL, FIRST, SINKS, SURGERY, EditPlan, ValueEdit
 
 FACTORS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -101,8 +96,8 @@ def sweep_conditions(
     return [edit for edit in scaled + cut if not edit.changes_nothing]
 
 
-class Sweep:
-    """The units of a list of edits on a list of texts, batch by batch."""
+class Sweep(TextBatches[ValueEdit]):
+    """The units of a list of edits on a list of texts."""
 
     def __init__(
         self,
@@ -153,28 +148,16 @@ class Sweep:
         chunks = [edits[at : at + batch_size] for at in range(0, len(edits), batch_size)]
         self.batches = [[self.no_op], *chunks]
 
-    @property
-    def n_batches(self) -> int:
-        """Number of batches of the whole study."""
-        return len(self.texts) * len(self.batches)
+    def batches_of(self, text: StudyText) -> list[list[ValueEdit]]:
+        """The same for every text."""
+        return self.batches
 
-    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """Each batch that is not done yet: its number and its units."""
-        for number, text in enumerate(self.texts):
-            first = number * len(self.batches)
-            missing = [i for i in range(len(self.batches)) if first + i not in done]
-            if not missing:
-                continue
-            clean = clean_predictions(self.model, text.prompts)
-            sound = math.isfinite(clean.nll_sum)
-            controls = self._controls(text.prompts) if sound else {}
-            for at in missing:
-                edits = self.batches[at]
-                if sound:
-                    yield first + at, self._units(text, clean, controls, edits)
-                else:
-                    reason = NO_LOSS.format("clean")
-                    yield first + at, [self._failed(text, edit, clean, reason) for edit in edits]
+    def units_of(self, text: StudyText, clean: Clean) -> Callable[[Sequence[ValueEdit]], Units]:
+        """As `TextBatches`; a text whose clean loss is NaN has nothing to be compared with."""
+        if not math.isfinite(clean.nll_sum):
+            reason = NO_LOSS.format("clean")
+            return lambda edits: [self._failed(text, edit, clean, reason) for edit in edits]
+        return partial(self._units, text, clean, self._controls(text.prompts))
 
     def _controls(self, prompts: Prompts) -> dict[int, int]:
         """Seed -> the number of its control token; none where no token may be one."""
@@ -199,7 +182,7 @@ class Sweep:
         clean: Clean,
         controls: Mapping[int, int],
         edits: Sequence[ValueEdit],
-    ) -> list[dict[str, Any]]:
+    ) -> Units:
         found = {}
         run = [edit for edit in edits if edit.target != CONTROL or edit.seed in controls]
         if run:

@@ -5,7 +5,7 @@ beside the change in loss that this made (SPEC 7). That a metric is aligned with
 construction is then no objection: the loss knows nothing of the metric.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,8 @@ from cw_lens.runs import layer_indices
 from cw_lens.scores import token_scores
 from cw_lens.sinks import find_sinks
 from cw_lens.statistics import rank_correlation, spearman
-from cw_lens.studies.losses import StudyText, clean_predictions, require_losses, sum_nll
+from cw_lens.studies.losses import Clean, StudyText, require_losses, sum_nll
+from cw_lens.studies.text_batches import TextBatches, Units
 
 EFFECT_COLUMNS: dict[str, type] = {
     "data": str,
@@ -38,8 +39,12 @@ GROUPS = ("all", "without sinks")
 EFFECTS = ("size", "harm")
 
 
-class Ablations:
-    """Every value of each text masked on its own, in batches."""
+Place = tuple[int, int, int]
+"""Layer, head and position of one value."""
+
+
+class Ablations(TextBatches[Place]):
+    """Every value of each text masked on its own."""
 
     def __init__(
         self,
@@ -54,50 +59,28 @@ class Ablations:
         self.model, self.texts = model, list(texts)
         self.layers = layer_indices(model, layers)
         self.heads = int(model.cfg.n_heads)
-        self._sites = [
-            [
-                (layer, head, position)
-                for layer in self.layers
-                for head in range(self.heads)
-                for position in range(text.prompts.ids.shape[1])
+        self.batch_size = batch_size
+
+    def batches_of(self, text: StudyText) -> list[list[Place]]:
+        """Every value of the text, layer by layer."""
+        positions = range(text.prompts.ids.shape[1])
+        places = list(product(self.layers, range(self.heads), positions))
+        starts = range(0, len(places), self.batch_size)
+        return [places[start : start + self.batch_size] for start in starts]
+
+    def units_of(self, text: StudyText, clean: Clean) -> Callable[[Sequence[Place]], Units]:
+        """As `TextBatches`."""
+
+        def units(tried: Sequence[Place]) -> Units:
+            rows = [
+                (text.data, text.example, *place, loss, clean.nll_sum)
+                for place, loss in zip(tried, self._losses(text, tried), strict=True)
             ]
-            for text in self.texts
-        ]
-        self._size = batch_size
-        self._counts = [-(-len(sites) // batch_size) for sites in self._sites]
+            return [dict(zip(EFFECT_COLUMNS, row, strict=True)) for row in rows]
 
-    @property
-    def n_batches(self) -> int:
-        """Number of batches over all texts."""
-        return sum(self._counts)
+        return units
 
-    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """Each batch that is not done yet: its number and its ablations."""
-        first = 0
-        for text, sites, count in zip(self.texts, self._sites, self._counts, strict=True):
-            missing = [i for i in range(count) if first + i not in done]
-            clean = clean_predictions(self.model, text.prompts).nll_sum if missing else 0.0
-            for at in missing:
-                tried = sites[at * self._size : (at + 1) * self._size]
-                losses = self._losses(text, tried)
-                yield (
-                    first + at,
-                    [
-                        {
-                            "data": text.data,
-                            "example": text.example,
-                            "layer": layer,
-                            "head": head,
-                            "position": position,
-                            "nll_sum": loss,
-                            "clean_nll_sum": clean,
-                        }
-                        for (layer, head, position), loss in zip(tried, losses, strict=True)
-                    ],
-                )
-            first += count
-
-    def _losses(self, text: StudyText, tried: Sequence[tuple[int, int, int]]) -> list[float]:
+    def _losses(self, text: StudyText, tried: Sequence[Place]) -> list[float]:
         length = text.prompts.ids.shape[1]
         where = {
             layer: torch.zeros(len(tried), self.heads, length, dtype=torch.bool)
