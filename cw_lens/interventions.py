@@ -71,8 +71,8 @@ def _only_these(model: Any, prompts: Prompts) -> Iterator[None]:
         if not torch.equal(ids, prompts.ids.to(ids.device)):
             raise InputError(
                 f"the plan is for prompts of shape {tuple(prompts.ids.shape)} (batch, position) "
-                f"and the model was given others, of {tuple(ids.shape)}. Run the prompts that the "
-                "plan was made for."
+                f"and the model was given other token ids, of shape {tuple(ids.shape)}. Run the "
+                "prompts that the plan was made for."
             )
 
     handle = model.register_forward_pre_hook(check)

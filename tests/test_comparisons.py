@@ -138,7 +138,7 @@ def test_few_texts_give_no_verdict(examples, verdict):
     sentence = next(
         s for s in curves.sentences if "highest: contribution" in s and "attention" in s
     )
-    assert ("by so few texts" in sentence) == (verdict is None)
+    assert ("no verdict from fewer than 6 texts" in sentence) == (verdict is None)
     assert f"{examples} text{'s' * (examples > 1)})." in sentence
     assert "nan" not in sentence
 

@@ -263,7 +263,10 @@ def test_intervals_are_those_of_texts_drawn_with_replacement():
         correlations.append(np.corrcoef(drawn[2:])[0, 1])
     tail = (1 - expanded_confidence(0.95, 5)) / 2
     row = rows(found.regressions, keys="all", scale="raw", regressor="attention * cosine").iloc[0]
-    assert row[["low", "high"]].tolist() == pytest.approx(np.quantile(r2, [tail, 1 - tail]))
+    held_out = row["r2"] - np.corrcoef(x, c)[0, 1] ** 2
+    ends = np.quantile(r2, [tail, 1 - tail]) + held_out
+    assert held_out < -1e-4 and row[["low", "high"]].tolist() == pytest.approx(ends)
+    assert row["low"] < row["r2"] < row["high"]
     row = rows(found.correlations, keys="all", first="attention", second="relative_norm").iloc[0]
     ends = np.quantile(correlations, [tail, 1 - tail])
     assert row[["low", "high"]].tolist() == pytest.approx(ends)

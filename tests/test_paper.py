@@ -12,7 +12,7 @@ from cw_lens.studies.components import Components
 from cw_lens.studies.concentration import Concentration
 from cw_lens.studies.curves import removal_curves
 from cw_lens.studies.norm_model import NormModel
-from cw_lens.studies.paper_items import ITEMS, curve_removals, named_items
+from cw_lens.studies.paper_items import ITEMS, curve_removals, named_items, require_rows
 from cw_lens.studies.readings import TextReading
 from cw_lens.studies.sweep_results import sweep_curves
 from cw_lens.studies.sweeps import UNIT_COLUMNS
@@ -255,7 +255,10 @@ def test_the_table_names_model_data_and_tokens_and_the_sentences_count():
     assert table.columns.tolist() == ["item", "data", *paper_rows.COLUMNS, "tokens", "model"]
     assert set(table["tokens"]) == {70} and set(table["model"]) == {"m"}
     first, second = paper_rows.verdicts(table)
-    assert first == "Of 4 claims of the paper 2 hold here, 1 do not, 1 cannot be told."
+    assert (
+        first
+        == "Of 4 claims of the paper, of signs and orders, 2 hold here, 1 do not, 1 cannot be told."
+    )
     assert second == "table4, d: q is 1 [0.5, 1.5]; that it is c does not hold here."
     assert paper_rows.verdicts(table.assign(claim="")) == ()
 
@@ -267,7 +270,7 @@ def test_few_texts_give_no_verdict():
     assert paper_rows.paper_row("table4", "q", found)["holds"] == ""
     table = paper_rows.paper_table([row | {"data": "d"}], "m", {"d": 70})
     assert paper_rows.verdicts(table) == (
-        "Of 1 claims of the paper 0 hold here, 0 do not, 1 cannot be told.",
+        "Of 1 claims of the paper, of signs and orders, 0 hold here, 0 do not, 1 cannot be told.",
     )
 
 
@@ -276,6 +279,15 @@ def test_items_are_named_in_the_papers_order():
     assert named_items([]) == named_items(["all"]) == list(ITEMS)
     with pytest.raises(InputError, match=r"unknown item 'fig2'; there are table1.*fig12, all\."):
         named_items(["fig2"])
+
+
+def test_an_item_that_would_stay_empty_is_refused():
+    with pytest.raises(InputError, match="table3 compares corpora; name two or more with --data"):
+        require_rows(["table1", "table3"], ["d", "d"], (0.0,))
+    with pytest.raises(InputError, match="fig6c needs the sink's removal; give 0 among --factors"):
+        require_rows(["fig6c"], ["d"], (0.5, 0.25))
+    require_rows(["table3", "fig6c"], ["d", "e"], (0, 1.0))
+    require_rows(["all"], ["d"], (0.5,))
 
 
 def test_removals_of_several_figures_are_made_once():

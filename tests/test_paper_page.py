@@ -44,7 +44,10 @@ def test_each_item_comes_from_the_first_run_that_holds_it(written):
     assert "cw-lens paper fig5a --data d.jsonl --examples 6 --max-tokens 12" in written
     assert "| q | d | -0.200 | 0.500 [0.400, 0.600] | positive | yes |" in written
     assert "| q | d |  | 0.500 [0.400, 0.600] | positive | no |" in written
-    assert "Of 2 claims of the paper 1 hold here, 1 do not, 0 cannot be told." in written
+    assert (
+        "Of 2 claims of the paper, of signs and orders, 1 hold here, 1 do not, 0 cannot be told."
+        in written
+    )
     assert "- m; d: 2 texts, 8 to 12 tokens, 20 in all; e: 1 texts, 9 to 9 tokens" in written
     places = [written.index(f": {paper_page.TITLES[item]}\n") for item in ITEMS]
     assert places == sorted(places)

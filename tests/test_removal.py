@@ -266,7 +266,7 @@ def test_an_online_plan_is_for_its_own_prompts(llama):
     plan = removal_plan(llama, prompts(llama, (5, 4), "right"))
     for other in (prompts(llama, (6,)), prompts(llama, (5, 4), "left")):
         with pytest.raises(
-            InputError, match=r"plan is for prompts of shape \(2, 5\).*given others"
+            InputError, match=r"plan is for prompts of shape \(2, 5\).*given other token ids"
         ):
             with cw_lens.masked_values(llama, plan):
                 run(llama, other)

@@ -397,7 +397,10 @@ def test_the_most_telling_pairs_are_told(curves):
         assert sentence.startswith(start)
     assert all(sentence.endswith(", 12 texts).") for sentence in told[1:-1])
     sizes = curves.comparisons.query("role == 'step' and target == 'first'")["difference"]
-    assert f"({sizes.iloc[0]:.3g} to 0.5, {sizes.iloc[1]:.3g} to 0; nats per token" in told[0]
+    assert (
+        f"(it grows by {sizes.iloc[0]:.3g} at 0.5, {sizes.iloc[1]:.3g} at 0; nats per token"
+        in told[0]
+    )
 
 
 def test_several_sinks_are_set_beside_the_first(made):
@@ -441,7 +444,7 @@ def test_few_texts_get_no_verdict(made):
     assert set(few.comparisons["verdict"]) == {FEW}
     *told, only = few.sentences
     assert only.endswith("editing all sinks is editing its value alone.")
-    assert all("so few texts" in said for said in told) and len(told) == 7
+    assert all("no verdict from fewer than 6 texts" in said for said in told) and len(told) == 7
     single = sweep_curves(made[made["example"] < 1], **FEW_DRAWS)
     assert all(", 1 text)." in said and "[" not in said for said in single.sentences[:-1])
 

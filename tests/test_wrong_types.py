@@ -21,6 +21,7 @@ CASES = {
     "cw_lens.capture(llama, text, layers='0')": "layers is '0'; it must hold whole numbers from 0",
     "cw_lens.capture(llama, text, layers=[0.5])": "layers is [0.5]; it must hold whole numbers",
     "cw_lens.capture(llama, text, layers=3)": "layers is 3; it must hold whole numbers from 0 to 1",
+    "cw_lens.capture(llama, text, layers=[True])": "layers is [True]; it must hold whole numbers",
     "cw_lens.explain(llama, text, layers=[None])": "layers is [None]; it must hold whole numbers",
     "cw_lens.explain(jamba, text, layers=[0])": "layer 0 has no attention",
     "cw_lens.from_cache(None, llama, text)": "cache is a NoneType; it must be the ActivationCache",

@@ -93,6 +93,7 @@ def paper(
             SWEEP,
             curve_removals,
             named_items,
+            require_rows,
             streamed_studies,
         )
         from cw_lens.studies.readings import READING_COLUMNS
@@ -101,6 +102,7 @@ def paper(
         from cw_lens.studies.sweeps import UNIT_COLUMNS, Sweep, sweep_conditions
 
     wanted = named_items(items)
+    require_rows(items, data, factors)
     needed = {ITEMS[item] for item in wanted}
     conditions = sweep_conditions(factors, targets=("first",), surgery=(), seeds=seeds)
     removals, functions = curve_removals(wanted, fractions, seeds)
@@ -158,10 +160,11 @@ def _table(found: "pd.DataFrame") -> Table:
         table.add_column(column, ratio=4 if column == "quantity" else None)
     table.add_column("paper", justify="right", no_wrap=True)
     table.add_column("here [95 % interval]", justify="right", no_wrap=True)
-    table.add_column("claim holds")
+    table.add_column("claim: does it hold?", ratio=2)
     for row in found.to_dict("records"):
         printed = "" if math.isnan(row["paper"]) else f"{row['paper']:.3f}"
         ends = "" if math.isnan(row["low"]) else f" [{row['low']:.3f}, {row['high']:.3f}]"
         names = row["item"], row["data"], row["quantity"]
-        table.add_row(*names, printed, f"{row['here']:.3f}{ends}", row["holds"])
+        claim = f"{row['claim']}: {row['holds']}" if row["claim"] else ""
+        table.add_row(*names, printed, f"{row['here']:.3f}{ends}", claim)
     return table

@@ -138,11 +138,14 @@ def sinks(
     table = Table(title="Change in loss as the sinks' values are edited, nats a token [95 %]")
     for column in ("data", "edit", "target"):
         table.add_column(column)
-    for column in ("γ", "change", "perplexity"):
+    for column in ("γ", "change", "perplexity", "texts"):
         table.add_column(column, justify="right")
     for row in curves.points.to_dict("records"):
         interval = f"[{row['delta_nll_low']:.3f}, {row['delta_nll_high']:.3f}]"
-        numbers = f"{row['delta_nll']:.3f} {interval}", f"{row['perplexity']:.4g}"
+        numbers = f"{row['delta_nll']:.3f} {interval}", f"{row['perplexity']:.4g}", f"{row['n']}"
         table.add_row(row["data"], row["edit"], row["target"], f"{row['factor']:g}", *numbers)
     console.print(table)
+    if len(curves.failed):
+        reasons = ", ".join(curves.failed["failed"].drop_duplicates())
+        console.print(f"{len(curves.failed)} edits have no loss and count nowhere: {reasons}")
     say_where(out, message)

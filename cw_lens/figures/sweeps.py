@@ -1,5 +1,6 @@
 """What is lost as the sink's value is scaled or cut, as figures (paper, figure 6c)."""
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from cw_lens.figures.panels import interval_lines, interval_rows, with_caption
@@ -8,11 +9,11 @@ from cw_lens.studies.sweep_results import SweepCurves
 
 SCALED = {
     ("scale", "first"): "first token",
-    ("scale", "sinks"): "all sinks",
     ("scale", "control"): "control token",
     ("random", "first"): "random vector, as long",
+    ("scale", "sinks"): "all sinks",
 }
-"""The series of a sweep by edit and target."""
+"""The series of a sweep by edit and target, in the order of their colours."""
 CUT = {
     "keep_parallel": "along μ alone",
     "keep_orthogonal": "orthogonal to μ alone",
@@ -36,12 +37,13 @@ def sweep_figure(
     """
     points = curves.points.loc[curves.points["data"] == data]
     names = [SCALED.get(key) for key in zip(points["edit"], points["target"], strict=True)]
-    rows = points.assign(series=names).dropna(subset=["series"])
+    series = pd.Categorical(names, categories=list(SCALED.values()), ordered=True)
+    rows = points.assign(series=series).dropna(subset=["series"])
     rows = rows.assign(low=rows["delta_nll_low"], high=rows["delta_nll_high"])
     layers = rows["layers"].iloc[0]
     where = f"{model}, {data}, layers {layers}, {texts(rows['n'])}"
     figure = interval_lines(
-        rows.sort_values("factor"),
+        rows.sort_values(["series", "factor"]),
         x="factor",
         series="series",
         value="delta_nll",

@@ -41,8 +41,8 @@ def regression_figure(
     figure.update_xaxes(range=[min(-0.05, float(table["value"].min()) * 1.1), 1.03])
     return with_caption(
         figure,
-        f"Held-out R², mean over five folds; {where}. Bars: 95 % bootstrap intervals over texts of "
-        "the regression's own R². Compare table 1 of the paper (arXiv 2606.07604).",
+        f"Held-out R², mean over five folds; {where}. Bars: 95 % bootstrap intervals over texts. "
+        "Compare table 1 of the paper (arXiv 2606.07604).",
         recipe,
     )
 

@@ -121,7 +121,7 @@ def _sentence(row: dict) -> str:
     interval = f" [{short(row['low'])}, {short(row['high'])}]" if row["n"] > 1 else ""
     numbers = f"({areas}, difference {short(row['difference'])}{interval}, {texts})"
     if row["verdict"] == FEW:
-        return f"{start} and {other} cannot be told apart by so few texts {numbers}."
+        return f"{start} and {other}: no verdict from fewer than {FEWEST_TEXTS} texts {numbers}."
     if row["verdict"] == EQUAL:
         return f"{start} and {other} are not distinguishable {numbers}."
     more = "more" if row["difference"] > 0 else "less"

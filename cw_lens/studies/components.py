@@ -40,7 +40,7 @@ class Components:
             held out, the mean over five shuffled folds of points, `spread` their standard
             deviation; `r2_by_text` is held out over five folds of whole texts, NaN for fewer
             texts. `low` and `high` are the ends of the 95 % bootstrap interval over the `texts` of
-            the regression's own R^2, NaN for one text.
+            the regression's own R^2, moved by what holding out takes from it; NaN for one text.
         correlations: Pearson's `r` of the logarithms of two factors' magnitudes, `first` and
             `second` (paper, table 2), over all points, with `low` and `high` over texts and the
             `spread` over the five folds.
@@ -65,7 +65,8 @@ def components(
     "all" is a uniform sample of all edges: the denser of first and other keys is thinned to the
     rate of the other kind, and readings of different rates to the lowest. The interval of an R^2
     comes from sums over each text, drawn with replacement, which say all about the line of one
-    regressor. It is not of held-out points, which for thousands of them is the same to many digits.
+    regressor. A draw repeats points, so that none can be held out of it: the interval is as wide as
+    that of the R^2 of all points, around the held-out one.
 
     Args:
         readings: of any texts in any order, under the name "components".
@@ -166,7 +167,10 @@ def _regressions(sums: Float[np.ndarray, "sum row text fold"], seed: int) -> pd.
         for folds in (sums.sum(axis=2), of_texts)
     )
     table = _intervals(lambda *sums: line_r2(np.stack(sums), np.stack(sums)), by_text, seed)
-    table["value"] = held_out.mean(axis=1)
+    r2 = held_out.mean(axis=1)
+    for end in ("low", "high"):
+        table[end] += r2 - table["value"]
+    table["value"] = r2
     table.insert(0, "regressor", [*FACTORS, *(f"{x} * {y}" for x, y in PAIRS)])
     table["spread"] = held_out.std(axis=1, ddof=1)
     table["r2_by_text"] = by_text_held_out.mean(axis=1)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cw_lens.errors import require_known
+from cw_lens.errors import InputError, require_known
 from cw_lens.metrics import PAPER_METRICS, Metric
 from cw_lens.removal import Removal
 from cw_lens.runs import layer_indices
@@ -59,6 +59,18 @@ def named_items(names: Sequence[str]) -> list[str]:
     for name in names:
         require_known("item", name, (*ITEMS, "all"))
     return [item for item in ITEMS if not names or "all" in names or item in names]
+
+
+def require_rows(names: Sequence[str], data: Sequence[str], factors: Sequence[float]) -> None:
+    """Refuses an item, named by itself, that these corpora and factors would leave empty.
+
+    Raises:
+        InputError: table3 of one corpus, fig6c without a removal.
+    """
+    if "table3" in names and len(set(data)) < 2:
+        raise InputError("table3 compares corpora; name two or more with --data.")
+    if "fig6c" in names and 0 not in factors:
+        raise InputError("fig6c needs the sink's removal; give 0 among --factors.")
 
 
 def curve_removals(

@@ -11,7 +11,7 @@ from cw_lens.studies.comparisons import EQUAL, FEW, FEWEST_TEXTS
 YES, NO, UNKNOWN = "yes", "no", EQUAL
 """A claim holds or fails where an interval says so, and is not distinguishable otherwise."""
 
-COLUMNS = ("quantity", "paper", "here", "low", "high", "holds", "claim", "texts")
+COLUMNS = ("quantity", "paper", "here", "low", "high", "claim", "holds", "texts")
 """Of a table "paper against here"; `paper` is NaN where it prints no number."""
 
 
@@ -46,8 +46,8 @@ def verdicts(table: pd.DataFrame) -> tuple[str, ...]:
     counts = claimed["holds"].value_counts().to_dict()
     untold = counts.get(UNKNOWN, 0) + counts.get(FEW, 0)
     sentences = [
-        f"Of {len(claimed)} claims of the paper {counts.get(YES, 0)} hold here, "
-        f"{counts.get(NO, 0)} do not, {untold} cannot be told."
+        f"Of {len(claimed)} claims of the paper, of signs and orders, {counts.get(YES, 0)} hold "
+        f"here, {counts.get(NO, 0)} do not, {untold} cannot be told."
     ]
     for row in claimed.loc[claimed["holds"] == NO].to_dict("records"):
         interval = f" [{row['low']:.3g}, {row['high']:.3g}]" if row["low"] == row["low"] else ""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from cw_lens.studies.comparisons import EQUAL, FEW, short
+from cw_lens.studies.comparisons import EQUAL, FEW, FEWEST_TEXTS, short
 from cw_lens.studies.curves import grouped
 from cw_lens.value_edits import CONTROL, FIRST, SINKS
 
@@ -85,17 +85,17 @@ def _order(where: str, target: str, steps: list[Row]) -> str:
     """Whether the loss grows at each step of the sweep."""
     factors = [steps[0]["other_factor"], *(row["factor"] for row in steps)]
     start = f"{where}, scaling {_WHOSE[target]} from {factors[0]:g} to {factors[-1]:g}"
-    sizes = ", ".join(f"{short(row['difference'])} to {row['factor']:g}" for row in steps)
+    sizes = ", ".join(f"{short(row['difference'])} at {row['factor']:g}" for row in steps)
     verdicts = {row["verdict"] for row in steps}
     if FEW in verdicts:
-        says = "so few texts cannot tell whether the loss grows at each step"
+        says = f"no verdict from fewer than {FEWEST_TEXTS} texts"
     elif verdicts == {MORE}:
         says = "the loss grows at each step"
     elif LESS in verdicts:
         says = f"the loss falls {_places(steps, LESS)}"
     else:
         says = f"it is not distinguishable whether the loss grows {_places(steps, EQUAL)}"
-    return f"{start}: {says} ({sizes}; nats per token, {_texts(steps[0]['n'])})."
+    return f"{start}: {says} (it grows by {sizes}; nats per token, {_texts(steps[0]['n'])})."
 
 
 def _texts(n: int) -> str:
@@ -119,7 +119,8 @@ def _pair(where: str, row: Row) -> str:
         f"{short(row['difference'])}{interval}, {_texts(row['n'])})"
     )
     if row["verdict"] == FEW:
-        return f"{where}: {one} and {other} cannot be told apart by so few texts {numbers}."
+        few = f"no verdict from fewer than {FEWEST_TEXTS} texts"
+        return f"{where}: {one} and {other}: {few} {numbers}."
     if row["verdict"] == EQUAL:
         return f"{where}: {one} and {other} are not distinguishable {numbers}."
     return f"{where}: {one} {row['verdict']} than {other} {numbers}."
