@@ -78,7 +78,7 @@ class Run:
         """Texts and tokens of each corpus."""
         groups = self.tokens.groupby("data", sort=False)["tokens"]
         return "; ".join(
-            f"{name}: {len(held)} texts, {held.min()} to {held.max()} tokens, {held.sum()} in all"
+            f"{name}, {len(held)} texts of {held.min()} to {held.max()} tokens, {held.sum()} in all"
             for name, held in groups
         )
 
@@ -125,7 +125,7 @@ def page(runs: list[Run]) -> str:
         "Intervals are bootstrapped over texts (95 %). A claim holds, or does not, where its",
         "interval says so; where it does not say, it is *not distinguishable*.",
         "",
-        *(f"- {run.model}; {run.corpora()}." for run in used),
+        *(f"- {run.model}: {run.corpora()}." for run in used),
         "",
         "## In short",
         "",

@@ -48,7 +48,7 @@ def test_each_item_comes_from_the_first_run_that_holds_it(written):
         "Of 2 claims of the paper, of signs and orders, 1 hold here, 1 do not, 0 cannot be told."
         in written
     )
-    assert "- m; d: 2 texts, 8 to 12 tokens, 20 in all; e: 1 texts, 9 to 9 tokens" in written
+    assert "- m: d, 2 texts of 8 to 12 tokens, 20 in all; e, 1 texts of 9 to 9" in written
     places = [written.index(f": {paper_page.TITLES[item]}\n") for item in ITEMS]
     assert places == sorted(places)
     assert written.count("### ") == len(ITEMS)

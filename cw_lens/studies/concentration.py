@@ -130,18 +130,17 @@ def _block_sums(
     )
     ratio = block.aligned(pulled_back)  # c / alpha
     contribution = block.pattern * ratio
-    size, weighted = contribution.abs(), block.pattern * block.edge_value_norm
-    log_pattern = _log(block.pattern)
+    size, surprise = contribution.abs(), _surprise(block.pattern)
     found = [
-        _row_sums(block.pattern, log_pattern),
-        _row_sums(weighted, log_pattern + _log(block.edge_value_norm)),
-        _row_sums(size, _log(size)),
+        _row_sums(block.pattern, surprise),
+        _weighted_row_sums(block.pattern, surprise, block.edge_value_norm),
+        _row_sums(size, _surprise(size)),
     ]
     taken = rows[:, None]
     seen = (block.pattern > 0).to(ratio)
     first = (
         block.pattern[..., 0],
-        _divided(weighted[..., 0], found[1]["weight"].sum(dim=1, keepdim=True)),
+        _divided(found[1]["first"], found[1]["weight"].sum(dim=1, keepdim=True)),
         contribution[..., 0],
         _divided(size[..., 0], found[2]["weight"]),
     )
@@ -154,33 +153,58 @@ def _block_sums(
     return sums
 
 
-def _row_sums(
-    weight: Float[Tensor, "batch head query key"], log: Float[Tensor, "batch head query key"]
-) -> dict[str, Float[Tensor, "batch head query"]]:
+Edges = Float[Tensor, "batch head query key"]
+Rows = Float[Tensor, "batch head query"]
+
+
+def _surprise(weight: Edges) -> Edges:
+    """w log w, 0 for a weight of 0; in place, since an edge costs more to move than to compute."""
+    return weight.clamp_min(_TINY).log_().mul_(weight)
+
+
+def _row_sums(weight: Edges, surprise: Edges) -> dict[str, Rows]:
+    """What `_rows` makes of the weights of each edge and their w log w."""
+    others, other_surprise = weight[..., 1:].sum(dim=-1), surprise[..., 1:].sum(dim=-1)
+    return _rows(weight[..., 0], surprise[..., 0], others, other_surprise)
+
+
+def _weighted_row_sums(
+    pattern: Edges, surprise: Edges, norm: Float[Tensor, "batch head query_or_1 key"]
+) -> dict[str, Rows]:
+    """`_row_sums` of alpha n, n the lengths: its w log w is n (alpha log alpha) + alpha (n log n).
+
+    Where all queries see the same lengths, the sums over keys are products with two vectors.
+    """
+    own = _surprise(norm)
+    if norm.shape[2] > 1:
+        return _row_sums(pattern * norm, surprise * norm + pattern * own)
+
+    def over(keys: slice) -> tuple[Rows, Rows]:
+        n, n_log_n = norm[..., keys].mT, own[..., keys].mT
+        weight = pattern[..., keys] @ n
+        return weight[..., 0], (surprise[..., keys] @ n + pattern[..., keys] @ n_log_n)[..., 0]
+
+    return _rows(*over(slice(0, 1)), *over(slice(1, None)))
+
+
+def _rows(first: Rows, first_surprise: Rows, others: Rows, other_surprise: Rows) -> dict[str, Rows]:
     """Weight and entropy of each row with and without the first key; 0 for a row without weight.
 
     H(w / W) = log W - (sum of w log w) / W; `rows` is 1 where there is a row, else 0.
     """
-    surprise = weight * log
-    others, other_surprise = weight[..., 1:].sum(dim=-1), surprise[..., 1:].sum(dim=-1)
-    whole, whole_surprise = others + weight[..., 0], other_surprise + surprise[..., 0]
+    whole = others + first
     return {
+        "first": first,
         "weight": whole,
-        "entropy": _entropy(whole, whole_surprise),
+        "entropy": _entropy(whole, other_surprise + first_surprise),
         "rows": (whole > 0).to(whole),
         "other_entropy": _entropy(others, other_surprise),
         "other_rows": (others > 0).to(others),
     }
 
 
-def _entropy(
-    whole: Float[Tensor, "batch head query"], surprise: Float[Tensor, "batch head query"]
-) -> Float[Tensor, "batch head query"]:
+def _entropy(whole: Rows, surprise: Rows) -> Rows:
     return torch.where(whole > 0, whole.log() - surprise / whole, 0.0).clamp_min(0.0)
-
-
-def _log(weight: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    return weight.clamp_min(_TINY).log()
 
 
 def _divided(top: Float[Tensor, "*axes"], bottom: Float[Tensor, "*#axes"]) -> Tensor:

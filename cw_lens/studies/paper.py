@@ -71,10 +71,10 @@ def component_rows(found: Components, data: str) -> list[Row]:
         for name, paper in zip(REGRESSORS, printed, strict=True):
             claim, holds = "", ""
             if keys == "all" and name == "attention":
-                claim = "attention explains less than half of the contributions' variance"
+                claim = "below 1/2"
                 holds = below(held[name], 0.5)
             if name == best:
-                claim, holds = "explains more than the others", largest(held, name)
+                claim, holds = "the largest of the six", largest(held, name)
             here = held[name] | {"value": held[name]["r2"], "n": held[name]["texts"]}
             what = f"R² of c on {name}, {keys} keys"
             rows.append(paper_row("table1", what, here, paper=paper, claim=claim, holds=holds))
@@ -155,9 +155,9 @@ def norm_rows(model: NormModel) -> list[Row]:
     summary = _by(model.summary, "quantity")
     rows = []
     for name, item, what, claim in (
-        ("negative_g", "fig11", "share of heads with g < 0", "most heads"),
-        ("inner_minimum", "fig11", "share of heads with 0 < α* < 1", "most heads"),
-        ("r2_norm", "fig5b", "mean R² of the predicted norm", "more than half is explained"),
+        ("negative_g", "fig11", "share of heads with g < 0", "above 1/2"),
+        ("inner_minimum", "fig11", "share of heads with 0 < α* < 1", "above 1/2"),
+        ("r2_norm", "fig5b", "mean R² of the predicted norm", "above 1/2"),
     ):
         here = summary[name] | {"n": model.texts}
         rows.append(paper_row(item, what, here, claim=claim, holds=above(here, 0.5)))
@@ -167,8 +167,8 @@ def norm_rows(model: NormModel) -> list[Row]:
 def cone_rows(readings: Sequence[TextReading]) -> list[Row]:
     """Figure 6b: how much more often a short output lies inside the cone without the sink."""
     here = _over_texts(readings, lambda t: t["cone"]["inside_without"] - t["cone"]["inside"])
-    what = "short outputs inside the cone, without the sink's term minus with it"
-    claim = "positive: the sink lets them leave the cone"
+    what = "share of short outputs inside the cone, without the sink's term minus with it"
+    claim = "positive"
     return [paper_row("fig6b", what, here, claim=claim, holds=above(here, 0.0))]
 
 
@@ -219,9 +219,10 @@ def curve_rows(curves: RemovalCurves) -> list[Row]:
         item = curve_item(row)
         if item is not None:
             here = row | {"value": row["difference"]}
-            holds = above(here, 0.0) if row["remove"] == "highest" else below(here, 0.0)
+            more = row["remove"] == "highest"
+            holds = above(here, 0.0) if more else below(here, 0.0)
             what = f"AOPC of contribution minus attention, {row['remove']} removed"
-            claim = "better for contribution"
+            claim = "positive" if more else "negative"
             rows.append(
                 paper_row(item, what, here, claim=claim, holds=holds) | {"data": row["data"]}
             )
