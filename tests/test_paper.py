@@ -286,7 +286,7 @@ def test_an_item_that_would_stay_empty_is_refused():
         require_rows(["table1", "table3"], ["d", "d"], (0.0,))
     with pytest.raises(InputError, match="fig6c needs the sink's removal; give 0 among --factors"):
         require_rows(["fig6c"], ["d"], (0.5, 0.25))
-    require_rows(["table3", "fig6c"], ["d", "e"], (0, 1.0))
+    require_rows(["table3", "fig6c"], ["d", "e"], (0.0, 1.0))
     require_rows(["all"], ["d"], (0.5,))
 
 
