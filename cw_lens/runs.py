@@ -208,6 +208,7 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
         return having
     total = backend.n_layers(model)
     try:
+        layers = list(layers)
         if any(isinstance(layer, bool) for layer in layers):
             raise TypeError("True is no layer")
         layers = [operator.index(layer) for layer in layers]
