@@ -290,7 +290,9 @@ def test_positions_that_make_no_sense_are_refused(llama):
         with pytest.raises(InputError, match=message):
             with cw_lens.scaled_values(llama, 0.5, **options):
                 pass
-    with pytest.raises(InputError, match=r"of shape \(2, 9\) .* others, of \(1, 5\)"):
+    with pytest.raises(
+        InputError, match=r"of shape \(2, 9\) .* other token ids, of shape \(1, 5\)"
+    ):
         with cw_lens.scaled_values(llama, 0.5, positions="sink", prompts=given):
             run(llama, prompts(llama, (5,)))
 
