@@ -208,10 +208,10 @@ def layer_indices(model: Any, layers: Sequence[int] | None) -> list[int]:
         return having
     total = backend.n_layers(model)
     try:
-        layers = list(layers)
-        if any(isinstance(layer, bool) for layer in layers):
+        given = list(layers)
+        if any(isinstance(layer, bool) for layer in given):
             raise TypeError("True is no layer")
-        layers = [operator.index(layer) for layer in layers]
+        layers = [operator.index(layer) for layer in given]
     except TypeError as error:
         raise InputError(
             f"layers is {layers!r}; it must hold whole numbers from 0 to {total - 1}, "
