@@ -55,7 +55,11 @@ if TYPE_CHECKING:
     from cw_lens.value_edits import EditPlan as EditPlan
     from cw_lens.value_edits import ValueEdit as ValueEdit
     from cw_lens.views import Page as Page
+    from cw_lens.views import compare as compare
     from cw_lens.views import explain_page as explain_page
+    from cw_lens.views import show_heads as show_heads
+    from cw_lens.views import show_overview as show_overview
+    from cw_lens.views import show_tokens as show_tokens
     from cw_lens.wrapping import wrap_model as wrap_model
 
 __version__ = "0.1.0"
@@ -93,7 +97,7 @@ _HOME = {
     "studies.explain": ["Explanation", "explain"],
     "studies.faithfulness": ["faithfulness"],
     "value_edits": ["EditPlan", "ValueEdit"],
-    "views": ["Page", "explain_page"],
+    "views": ["Page", "compare", "explain_page", "show_heads", "show_overview", "show_tokens"],
     "wrapping": ["wrap_model"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -182,6 +182,41 @@ class LayerAttention:
         part.__dict__["gram"] = self.gram
         return part
 
+    def text(self, row: int) -> "LayerAttention":
+        """The same layer for one example without its padding: views, not copies.
+
+        Raises:
+            InputError: a block of the queries, or padding in between real tokens.
+        """
+        part = self.examples(slice(row, row + 1))
+        real = part.mask[0].nonzero().flatten()
+        start, stop = int(real[0]), int(real[-1]) + 1
+        if self.query_start or self.pattern.shape[2] != self.mask.shape[1]:
+            raise InputError(
+                f"layer {self.index} holds a block of the queries; take a text of the whole layer."
+            )
+        if len(real) != stop - start:
+            raise InputError(
+                f"example {row} has padding between its tokens; a text is one run of real tokens."
+            )
+        if part is self and len(real) == self.mask.shape[1]:
+            return self
+        within = slice(start, stop)
+        changed = {
+            "pattern": part.pattern[:, :, within, within],
+            "value": part.value[:, :, within],
+            "z": part.z[:, :, within],
+            "output": part.output[:, within],
+            "residual": part.residual[:, within],
+            "mask": part.mask[:, within],
+            "gate": None if part.gate is None else part.gate[:, :, within],
+            "stream_gain": None if part.stream_gain is None else part.stream_gain[:, within],
+            "z_gradient": None if part.z_gradient is None else part.z_gradient[:, :, within],
+        }
+        cut = replace(part, **changed)
+        cut.__dict__["gram"] = self.gram
+        return cut
+
     def query_blocks(self, size: int) -> Iterator["LayerAttention"]:
         """The layer cut into blocks of at most `size` queries, in order."""
         total = self.pattern.shape[2]

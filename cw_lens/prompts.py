@@ -50,6 +50,18 @@ class Prompts(backend.Inputs):
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def text(self, row: int) -> "Prompts":
+        """One example by itself, without its padding."""
+        start = int(self.first[row])
+        within = slice(start, start + int(self.lengths[row]))
+        return Prompts(
+            ids=self.ids[row : row + 1, within],
+            mask=self.mask[row : row + 1, within],
+            tokens=(self.tokens[row][within],),
+            bos=(self.bos[row],),
+            pixels=None if self.pixels is None else self.pixels[row : row + 1],
+        )
+
 
 def tokenize(
     model: Any,

@@ -1,6 +1,7 @@
 """The explain page without a browser: packing, budget, sentences, escaping."""
 
 import base64
+import gzip
 import html
 import json
 import re
@@ -14,8 +15,9 @@ from cw_lens.errors import InputError
 from cw_lens.geometry import decompose, inter_head_contributions, intra_head_contributions
 from cw_lens.views import explain_page
 from cw_lens.views.budget import FEWEST_HEADS, ranges, select
-from cw_lens.views.page import NO_LAYER_SCORES, Page
+from cw_lens.views.page import Page
 from cw_lens.views.payload import STEPS, packed, script_json
+from cw_lens.views.show import NO_LAYER_SCORES
 from cw_lens.views.words import percent
 from tests.explanations import HOSTILE, made_up_explanation
 
@@ -24,6 +26,10 @@ DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', r
 
 def data_of(page: Page) -> dict:
     return json.loads(DATA.search(page.html)[1])
+
+
+def prompt_of(page: Page) -> dict:
+    return data_of(page)["prompts"][0]
 
 
 def unpacked(numbers: dict) -> np.ndarray:
@@ -44,7 +50,7 @@ def hostile() -> Page:
 @pytest.mark.parametrize(("causal", "gated"), [(True, False), (False, False), (True, True)])
 def test_edges_come_back_within_half_a_unit(causal, gated):
     explanation = made_up_explanation(words(9), causal=causal, gated=gated)
-    held = data_of(explain_page(explanation))["layers"]
+    held = prompt_of(explain_page(explanation))["layers"]
     assert [layer["index"] for layer in held] == [0, 2]
     for layer, stored in zip(explanation.layers, held, strict=True):
         factors = decompose(layer)
@@ -72,7 +78,7 @@ def test_edges_come_back_within_half_a_unit(causal, gated):
 
 def test_scores_and_profile_come_back():
     explanation = made_up_explanation(words(9))
-    data = data_of(explain_page(explanation))
+    data = prompt_of(explain_page(explanation))
     assert data["score_layers"] == [0, 1, 2]
     for name, stored in data["scores"].items():
         truth = explanation.scores[name][0].mean(dim=1).numpy()
@@ -99,7 +105,7 @@ def test_no_token_ends_the_data_or_starts_markup(hostile):
     assert text.isascii()
     assert not set("<>&") & set(text)
     data = json.loads(text)
-    assert tuple(data["tokens"]) == HOSTILE
+    assert tuple(data["prompts"][0]["tokens"]) == HOSTILE
     assert data["recipe"] == "cw-lens explain --text '</script><b>'"
     outside = hostile.html.replace(text, "")
     leaked = [token for token in ("<|im_start|>", "<img·src", "مرحبا", "<b>x") if token in outside]
@@ -113,9 +119,10 @@ def test_script_json_refuses_nan():
 
 
 def test_each_library_is_there_once_and_nothing_is_fetched(hostile):
-    assert hostile.html.count("plotly.js v") == 1
-    assert hostile.html.count("var CircuitsVis=") == 1
-    assert hostile.html.count("<script>") + hostile.html.count("<script ") >= 4
+    held = re.findall(r'class="library" data-name="(\w+)-\w{8}">([^<]*)<', hostile.html)
+    assert [name for name, _ in held] == ["plotly", "circuitsvis"]
+    for (_, packed_text), mark in zip(held, ("plotly.js v", "var CircuitsVis="), strict=True):
+        assert mark in gzip.decompress(base64.b64decode(packed_text)).decode()
     ends = [m.start() for m in re.finditer("</script", hostile.html)]
     assert len(ends) == 4  # data, plotly, circuitsvis, the page's own
     head = hostile.html[: hostile.html.index("<style>")]
@@ -134,7 +141,7 @@ def test_the_size_is_known_before(tokens, heads, causal, gated):
     actual = len(page.html.encode())
     assert actual <= page.estimated_bytes <= actual + 3000
     assert page.omissions == ()
-    assert data_of(page)["held_tokens"] is None
+    assert prompt_of(page)["held_tokens"] is None
 
 
 def test_the_strongest_layers_are_kept_first():
@@ -143,7 +150,7 @@ def test_the_strongest_layers_are_kept_first():
     whole = explain_page(explanation)
     page = explain_page(explanation, size_budget=whole.estimated_bytes - 1.0)
     weakest = min(gross, key=gross.get)
-    assert [layer["index"] for layer in data_of(page)["layers"]] == sorted(set(gross) - {weakest})
+    assert [layer["index"] for layer in prompt_of(page)["layers"]] == sorted(set(gross) - {weakest})
     assert len(page.omissions) == 1
     assert f"layers {weakest}." in page.omissions[0]
     assert tuple(data_of(page)["omissions"]) == page.omissions
@@ -185,7 +192,7 @@ def test_left_out_tokens_leave_the_right_edges():
     explanation = made_up_explanation(words(60), heads=8)
     smallest = explain_page(explanation).estimated_bytes - 4 * 2 * 8 * 1830 * 8 // 3
     page = explain_page(explanation, size_budget=smallest + 60e3)
-    data = data_of(page)
+    data = prompt_of(page)
     kept = data["held_tokens"]
     assert 8 <= len(kept) < 60
     assert len(page.html.encode()) <= page.estimated_bytes <= smallest + 60_000
@@ -200,7 +207,7 @@ def test_left_out_tokens_leave_the_right_edges():
 
 def test_layer_scores_give_way_when_they_take_too_much():
     explanation = made_up_explanation(words(400), layers=40, heads=1, chosen=(0,))
-    page = explain_page(explanation, size_budget=7.2e6)
+    page = explain_page(explanation, size_budget=3.6e6)
     assert NO_LAYER_SCORES not in page.omissions
     scores = explanation.scores
     many = replace(
@@ -208,9 +215,9 @@ def test_layer_scores_give_way_when_they_take_too_much():
         values={f"{name} {i}": scores[name] for name in scores.metrics for i in range(9)}
         | {"contribution": scores["contribution"], "attention": scores["attention"]},
     )
-    page = explain_page(replace(explanation, scores=many), size_budget=7.2e6)
+    page = explain_page(replace(explanation, scores=many), size_budget=3.6e6)
     assert page.omissions[0] == NO_LAYER_SCORES
-    data = data_of(page)
+    data = prompt_of(page)
     assert data["score_layers"] == []
     truth = scores["attention"][0].mean(dim=(0, 1)).numpy()
     np.testing.assert_allclose(
@@ -221,7 +228,7 @@ def test_layer_scores_give_way_when_they_take_too_much():
 @pytest.mark.parametrize("budget", [1e6, 0.0, -1.0, float("nan")])
 @pytest.mark.parametrize("chosen", [(0,), ()])
 def test_an_impossible_budget_is_refused_with_what_is_needed(budget, chosen):
-    with pytest.raises(InputError, match=r"take 6\.\d MB\. Raise size_budget"):
+    with pytest.raises(InputError, match=r"take 2\.\d MB\. Raise size_budget"):
         explain_page(made_up_explanation(words(9), chosen=chosen), size_budget=budget)
 
 
@@ -242,13 +249,13 @@ def test_layers_that_are_not_whole_are_refused():
 
 def test_no_layer_chosen_still_makes_a_page():
     page = explain_page(made_up_explanation(words(9), chosen=()))
-    assert data_of(page)["layers"] == []
+    assert prompt_of(page)["layers"] == []
     assert len(page.html.encode()) <= page.estimated_bytes + 100
 
 
 def test_the_verdict_states_the_numbers():
     explanation = made_up_explanation(words(9))
-    data = data_of(explain_page(explanation))
+    data = prompt_of(explain_page(explanation))
     attention = explanation.heads.first_attention.mean().item()
     given = explanation.heads.first_contribution.sum(dim=1).mean().item()
     assert percent(attention) in data["verdict"]
@@ -259,12 +266,12 @@ def test_the_verdict_states_the_numbers():
 def test_the_verdict_is_honest_about_a_negative_share():
     explanation = made_up_explanation(words(9))
     heads = replace(explanation.heads, first_contribution=torch.full((3, 4), -0.01))
-    data = data_of(explain_page(replace(explanation, heads=heads)))
+    data = prompt_of(explain_page(replace(explanation, heads=heads)))
     assert "works against the output: its contribution is −4.0\u00a0%" in data["verdict"]
 
 
 def test_facts_name_what_a_reader_must_know():
-    facts = dict(data_of(explain_page(made_up_explanation(words(9))))["facts"])
+    facts = dict(prompt_of(explain_page(made_up_explanation(words(9))))["facts"])
     assert "made-up" in facts["Model"]
     assert "3 layers, 4 heads" in facts["Model"]
     assert "float32" in facts["Weights"]
@@ -288,7 +295,7 @@ def test_facts_of_odd_runs():
         sinks=torch.ones(3, 9, dtype=torch.bool),
         prompts=replace(explanation.prompts, bos=(False,)),
     )
-    facts = dict(data_of(explain_page(odd))["facts"])
+    facts = dict(prompt_of(explain_page(odd))["facts"])
     assert "bit for bit" in facts["Identity"]
     assert "beyond" in facts["Loss"]
     assert "centred_cosine" in facts["Sinks"]
@@ -297,7 +304,7 @@ def test_facts_of_odd_runs():
 
 
 def test_one_token_is_enough():
-    data = data_of(explain_page(made_up_explanation(words(1))))
+    data = prompt_of(explain_page(made_up_explanation(words(1))))
     assert "single token" in data["verdict"]
     assert "nothing is predicted" in dict(data["facts"])["Loss"]
 

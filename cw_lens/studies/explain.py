@@ -15,7 +15,7 @@ from cw_lens.errors import InputError
 from cw_lens.identity import model_identity
 from cw_lens.layer import LayerAttention
 from cw_lens.prompts import Prompts
-from cw_lens.runs import LowOutputWarning, capture, layer_indices, next_token_nll
+from cw_lens.runs import LowOutputWarning, Run, capture, layer_indices, next_token_nll
 from cw_lens.scores import (
     TokenScores,
     layer_scores,
@@ -50,7 +50,7 @@ class Explanation:
         layers: the layers chosen to be shown whole.
         certificates: one for each layer of the model that has attention.
         nll: loss in nats of each token from the second on; empty where the model predicts none.
-        model: the model's identity.
+        model: the model's identity; empty where a run was read without its model.
     """
 
     prompts: Prompts
@@ -138,6 +138,45 @@ def explain(
         nll=nll,
         model=model_identity(model),
     )
+
+
+def explanations(run: Run[Any]) -> tuple[Explanation, ...]:
+    """Each text of a run by itself, without its padding: what views are made of.
+
+    The scores, profiles and sinks are those of the layers that the run holds; the loss and the
+    model's identity are left empty.
+
+    Args:
+        run: from `capture` or `from_cache`, with its layers kept.
+
+    Raises:
+        InputError: a run whose layers were reduced, or that holds none.
+    """
+    if not run.layers or not all(isinstance(layer, LayerAttention) for layer in run.layers):
+        held = type(run.layers[0]).__name__ if run.layers else "no layer"
+        raise InputError(
+            f"a view is drawn from a run's attention layers; this run holds {held}. Use "
+            "capture(model, prompts) without reduce."
+        )
+    functions = resolve_metrics(SHOWN_METRICS)
+    indices = [layer.index for layer in run.layers]
+    found = []
+    for row in range(len(run.prompts)):
+        layers = tuple(layer.text(row) for layer in run.layers)
+        scores = [layer_scores(layer, functions) for layer in layers]
+        found.append(
+            Explanation(
+                prompts=run.prompts.text(row),
+                scores=stacked_scores(scores, run.certificates),
+                heads=head_profile([layer_head_statistics(layer) for layer in layers], indices),
+                sinks=torch.stack([cosine(layer)[0, 0].cpu() for layer in layers]),
+                layers=layers,
+                certificates=run.certificates,
+                nll=torch.empty(0),
+                model={},
+            )
+        )
+    return tuple(found)
 
 
 def _most_misleading(heads: HeadProfile, count: int = 3) -> list[int]:

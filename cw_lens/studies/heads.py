@@ -31,6 +31,8 @@ class HeadProfile:
         gross: sum over keys of |c|.
         net: sum over keys of c, the head's signed share of the output.
         output_norm: length of the head's output, in units of the residual stream.
+        sink_cosine: mean over the other keys of cos(v_first W_O, v_j W_O) (paper, figure 5a); 0
+            where a gate leaves no one value for all queries, or there is no other key.
     """
 
     layers: tuple[int, ...]
@@ -44,6 +46,7 @@ class HeadProfile:
     gross: Float[Tensor, "layer head"]
     net: Float[Tensor, "layer head"]
     output_norm: Float[Tensor, "layer head"]
+    sink_cosine: Float[Tensor, "layer head"]
 
     @classmethod
     def statistics(cls) -> tuple[str, ...]:
@@ -68,7 +71,8 @@ def layer_head_statistics(layer: LayerAttention) -> dict[str, Float[Tensor, " he
         for name, rows in _query_statistics(block).items():
             total = rows.masked_fill(~block.query_mask[:, None], 0.0).sum(dim=(0, 2))
             totals[name] = totals.get(name, 0.0) + total
-    return {name: total / layer.query_mask.sum() for name, total in totals.items()}
+    means = {name: total / layer.query_mask.sum() for name, total in totals.items()}
+    return means | {"sink_cosine": _sink_cosine(layer)}
 
 
 def head_profile(statistics: Sequence[dict[str, Tensor]], layers: Sequence[int]) -> HeadProfile:
@@ -95,6 +99,21 @@ def _query_statistics(block: LayerAttention) -> dict[str, Float[Tensor, "batch h
         "net": contribution.sum(dim=-1),
         "output_norm": block.head_output_norm,
     }
+
+
+def _sink_cosine(layer: LayerAttention) -> Float[Tensor, " head"]:
+    """Mean over texts and keys after the first of cos(v_first W_O, v_j W_O)."""
+    others = layer.mask.clone()
+    others[torch.arange(len(others)), layer.first] = False
+    count = int(others.sum())
+    if layer.gate is not None or not count:
+        return layer.pattern.new_zeros(layer.pattern.shape[1])
+    value, norm = layer.value, layer.projected_value_norm
+    first = value.take_along_dim(layer.first[:, None, None, None], dim=2)
+    inner = (first @ layer.gram * value).sum(dim=-1)
+    lengths = norm * norm.take_along_dim(layer.first[:, None, None], dim=2)
+    cosines = torch.where(lengths > 0, inner / lengths, 0.0)
+    return cosines.masked_fill(~others[:, None], 0.0).sum(dim=(0, 2)) / count
 
 
 def _first_key(

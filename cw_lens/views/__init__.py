@@ -1,5 +1,7 @@
 """Results as pages a browser opens from disk: safe, self-contained, sized before they are drawn."""
 
-from cw_lens.views.page import Page, explain_page
+from cw_lens.views.compare import compare
+from cw_lens.views.page import Page
+from cw_lens.views.show import explain_page, show_heads, show_overview, show_tokens
 
-__all__ = ["Page", "explain_page"]
+__all__ = ["Page", "compare", "explain_page", "show_heads", "show_overview", "show_tokens"]

@@ -15,7 +15,8 @@ FEWEST_HEADS = 4
 FEWEST_TOKENS = 8
 """A page that cannot hold the edges among this many tokens is refused."""
 
-_LAYER_OVERHEAD = 600  # names, units and brackets of one layer's JSON
+_LAYER_OVERHEAD = 200  # names and brackets of one layer's JSON
+_MATRIX_OVERHEAD = 100  # name and unit of one matrix
 _OMISSION_BYTES = 1000  # the sentences that say what was left out
 
 
@@ -36,7 +37,15 @@ class Selection:
     estimated_bytes: int
 
 
-def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) -> Selection:
+def select(
+    explanation: Explanation,
+    *,
+    fixed_bytes: int,
+    size_budget: float,
+    texts: int = 1,
+    matrices: int = len(MATRICES),
+    first_layer: int | None = None,
+) -> Selection:
     """The largest selection that fits: the strongest layers, then heads, then tokens.
 
     Layers and heads are ranked by gross contribution, the mean over queries of sum |c|; tokens by
@@ -45,6 +54,9 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
     Args:
         fixed_bytes: size of the page without any layer's edges.
         size_budget: what the page may take, in bytes.
+        texts: how many texts share a page of that many times these sizes.
+        matrices: how many edge matrices a layer has on the page.
+        first_layer: the layer that is shown first, kept before all others.
 
     Raises:
         InputError: a budget too small for one layer, `FEWEST_HEADS` heads, `FEWEST_TOKENS` tokens.
@@ -52,7 +64,7 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
     layers = [layer.index for layer in explanation.layers]
     n_tokens = explanation.prompts.ids.shape[1]
     if not layers:
-        _refuse_below(fixed_bytes, size_budget)
+        _refuse_below(fixed_bytes, size_budget, texts)
         return Selection({}, tuple(range(n_tokens)), (), fixed_bytes)
     causal = explanation.layers[0].causal
     gated = explanation.layers[0].gate is not None
@@ -60,10 +72,11 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
     reserve = fixed_bytes + _OMISSION_BYTES
 
     def size(layer_count: int, head_count: int, token_count: int) -> int:
-        return reserve + layer_count * layer_bytes(head_count, token_count, causal, gated)
+        size_of_layer = layer_bytes(head_count, token_count, causal, gated, matrices=matrices)
+        return reserve + layer_count * size_of_layer
 
     fewest_heads, fewest_tokens = min(FEWEST_HEADS, n_heads), min(FEWEST_TOKENS, n_tokens)
-    _refuse_below(size(1, fewest_heads, fewest_tokens) + 8 * n_tokens, size_budget)
+    _refuse_below(size(1, fewest_heads, fewest_tokens) + 8 * n_tokens, size_budget, texts)
     layer_count, head_count, token_count = len(layers), n_heads, n_tokens
     while layer_count > 1 and size(layer_count, head_count, token_count) > size_budget:
         layer_count -= 1
@@ -74,7 +87,8 @@ def select(explanation: Explanation, *, fixed_bytes: int, size_budget: float) ->
         while token_count > fewest_tokens and size(1, head_count, token_count) > size_budget:
             token_count -= 1
     gross = dict(zip(explanation.heads.layers, explanation.heads.gross, strict=True))
-    kept_layers = _strongest(layers, [gross[i].sum().item() for i in layers], layer_count)
+    strength = [math.inf if i == first_layer else gross[i].sum().item() for i in layers]
+    kept_layers = _strongest(layers, strength, layer_count)
     kept_heads = {i: _strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers}
     kept_tokens = _strongest_tokens(explanation.scores["contribution"][0], token_count)
     omissions = _omissions(layers, kept_heads, n_heads, kept_tokens, n_tokens)
@@ -87,12 +101,14 @@ def fits_layer_scores(explanation: Explanation, size_budget: float) -> bool:
     return _base64_bytes(2 * numbers) <= size_budget / 4
 
 
-def layer_bytes(heads: int, tokens: int, causal: bool, gated: bool = False) -> int:
+def layer_bytes(
+    heads: int, tokens: int, causal: bool, gated: bool = False, *, matrices: int = len(MATRICES)
+) -> int:
     """Size of one layer's edges on the page; a gated layer has one matrix more."""
     edges = tokens * (tokens + 1) // 2 if causal else tokens * tokens
-    matrices = (len(MATRICES) + gated) * _base64_bytes(2 * heads * edges)
+    held = (matrices + gated) * (_base64_bytes(2 * heads * edges) + _MATRIX_OVERHEAD)
     lengths = _base64_bytes(4 * heads * tokens) + _base64_bytes(4 * tokens)
-    return matrices + lengths + 5 * heads + _LAYER_OVERHEAD
+    return held + lengths + 5 * heads + _LAYER_OVERHEAD
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -106,12 +122,13 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _refuse_below(needed: int, size_budget: float) -> None:
+def _refuse_below(needed: int, size_budget: float, texts: int) -> None:
     if not size_budget >= needed:
         raise InputError(
-            f"a page of at most {size_budget / 1e6:.1f} MB cannot be made: its scripts, the token "
-            f"scores and the smallest head view take {math.ceil(needed / 1e5) / 10} MB. "
-            "Raise size_budget to that, or explain a shorter text."
+            f"a page of at most {texts * size_budget / 1e6:.1f} MB cannot be made: its scripts, "
+            f"the token scores and the smallest head view take "
+            f"{math.ceil(texts * needed / 1e5) / 10} MB. Raise size_budget to that, or show "
+            "fewer or shorter texts."
         )
 
 

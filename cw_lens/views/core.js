@@ -1,27 +1,38 @@
 // Data, decoding, small pieces of page, colours: what every section shares.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const N_TOKENS = DATA.tokens.length;
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
+// What an edge or a token can be coloured by; `own` metrics are added from the data.
 const METRICS = {
   attention: { label: "attention", symbol: "α", meaning: "Weight of each key after the softmax; a row sums to 1." },
   value_weighted: {
     label: "value-weighted", symbol: "α‖ṽ‖",
     meaning: "Length of what each key writes into the residual stream, in its units.",
   },
-  value_weighted_output_normalized: { label: "value-weighted, by output", symbol: "α‖ṽ‖/‖o‖" },
+  value_weighted_output_normalized: {
+    label: "value-weighted, by output", symbol: "α‖ṽ‖/‖o‖",
+    meaning: "Length of what each key writes, as a share of the length of the layer’s output.",
+  },
   contribution: {
     label: "contribution", symbol: "|ĉ|",
     meaning: "Magnitude of each key’s share of the layer’s output, whether it gives or takes away.",
   },
   signed_contribution: {
     label: "signed contribution", symbol: "ĉ",
-    meaning: "Each key’s share of the layer’s output. Blue gives, orange takes away; all heads and keys of a query sum to 1.",
+    meaning: "Each key’s share of the layer’s output. Blue gives, dotted orange takes away; all heads and keys of a query sum to 1.",
   },
   intra_head_contribution: {
     label: "intra-head", symbol: "č",
-    meaning: "Each key’s share of its own head’s output. Blue gives, orange takes away; a row sums to 1.",
+    meaning: "Each key’s share of its own head’s output. Blue gives, dotted orange takes away; a row sums to 1.",
+  },
+  relative_norm: {
+    label: "relative norm", symbol: "‖ṽ‖/‖o‖",
+    meaning: "Length of each key’s projected value over that of the layer’s output: the second factor of ĉ.",
+  },
+  cosine: {
+    label: "cosine", symbol: "cos(o, ṽ)",
+    meaning: "Whether each key’s projected value points the way of the layer’s output (1) or against it (−1): the third factor of ĉ.",
   },
   stream_contribution: { label: "stream contribution", symbol: "|ĉ|·‖o‖/‖x‖" },
   output_distance: { label: "output distance (ALTI)", symbol: "" },
@@ -61,6 +72,18 @@ function select(label, options, value, onChange) {
   return element("label", { text: label }, box);
 }
 
+// A slider over places of a list; its label says the one it stands at.
+function slider(names, value, onChange) {
+  const said = element("output", { text: names[Number(value)] });
+  const input = element("input", { type: "range", min: 0, max: names.length - 1, step: 1, value });
+  input.disabled = names.length < 2;
+  input.addEventListener("input", () => {
+    said.textContent = names[Number(input.value)];
+    onChange(input.value);
+  });
+  return element("label", { className: "slider" }, said, input);
+}
+
 function choices(label, options, value, onChange) {
   const row = element("div", { className: "choices" });
   const group = `choice-${label}`;
@@ -85,6 +108,13 @@ function percent(share) {
   return `${share < 0 && Number(text) ? "−" : ""}${text}\u00a0%`;
 }
 
+// Scores, divided by their total of magnitudes.
+function shares(scores) {
+  let total = 0;
+  for (const value of scores) total += Math.abs(value);
+  return Float32Array.from(scores, (value) => (total > 0 ? value / total : 0));
+}
+
 // Colours: zero is the paper, blue is positive, orange is negative, in both themes.
 function colours() {
   return darkness.matches
@@ -96,6 +126,22 @@ function colourScale(signed) {
   const c = colours();
   if (!signed) return [[0, c.zero], [0.5, c.positive[0]], [1, c.positive[1]]];
   return [[0, c.negative[1]], [0.25, c.negative[0]], [0.5, c.zero], [0.75, c.positive[0]], [1, c.positive[1]]];
+}
+
+// Small marks on the negative cells of a plotly map, which tell them apart in black and white too.
+const MARKED_CELLS = 20_000;
+function negativeMarks(z, x, y, top) {
+  const marks = { x: [], y: [] };
+  if (z.length * z[0].length <= MARKED_CELLS) {
+    z.forEach((row, at) => row.forEach((value, place) => {
+      if (value !== null && value < -top / 20) { marks.x.push(x[place]); marks.y.push(y[at]); }
+    }));
+  }
+  const size = Math.max(2, Math.min(5, 90 / z.length));
+  return {
+    type: "scatter", mode: "markers", ...marks, hoverinfo: "skip", showlegend: false,
+    marker: { symbol: "circle", size, color: darkness.matches ? "#17181b" : "#ffffff", line: { width: 0 } },
+  };
 }
 
 // A printed colour bar: a gradient, and ticks of [position from 0 to 1, text].
@@ -138,13 +184,13 @@ const PLOTLY_CONFIG = {
 
 // Sections are drawn when they come near the window, before printing, and again in a new theme.
 const drawn = new Set();
-function whenSeen(section, draw) {
+function whenSeen(section, draw, signal) {
   const once = () => {
-    if (!drawn.has(draw)) { drawn.add(draw); draw(); }
+    if (!drawn.has(draw) && !signal.aborted) { drawn.add(draw); draw(); }
   };
   new IntersectionObserver((entries, observer) => {
     if (entries.some((entry) => entry.isIntersecting)) { observer.disconnect(); once(); }
   }, { rootMargin: "300px" }).observe(section);
-  addEventListener("beforeprint", once);
+  addEventListener("beforeprint", once, { signal });
 }
 darkness.addEventListener("change", () => drawn.forEach((draw) => draw()));

@@ -7,12 +7,12 @@ const FACTORS = [
   { metric: "cosine", title: "× cosine cos(o, ṽ)" },
   { metric: "signed_contribution", title: "= contribution ĉ" },
 ];
-const factorState = { layer: "0", head: "0", tokens: "0" };
+const factorState = { layer: START, head: "0", tokens: "0" };
 
 // The head in which the first token's attention and contribution lie furthest apart.
 function mostTellingHead(layer) {
-  const row = DATA.profile_layers.indexOf(layer.index);
-  const gap = (head) => DATA.profile.first_attention[row][head] - DATA.profile.first_contribution[row][head];
+  const row = PROMPT.profile_layers.indexOf(layer.index);
+  const gap = (head) => PROMPT.profile.first_attention[row][head] - PROMPT.profile.first_contribution[row][head];
   return layer.heads.reduce((best, head, place) => (gap(head) > gap(layer.heads[best]) ? place : best), 0);
 }
 
@@ -25,18 +25,45 @@ function drawFactors() {
     const plot = document.getElementById(`factor-${metric}`);
     const signed = SIGNED.has(metric);
     const top = { attention: 1, cosine: 1 }[metric] ?? magnitudes(metric, [layer], head).most;
-    drawFactor(plot, headMatrix(layer, head, metric, tokens, null), tokens, { title, signed, top });
+    drawTokenMap(plot, headMatrix(layer, head, metric, tokens, null), tokens, { title, signed, top });
+    hearEdges(plot, "factor-readout", () => ({ layer: LAYERS[Number(factorState.layer)], head: Number(factorState.head) }));
   }
 }
 
-function drawFactor(plot, z, tokens, { title, signed, top }) {
-  const names = tokens.map((place) => plotlyText(DATA.tokens[HELD[place]]));
+// Hovering over a map of tokens tells the edge below it, and a click keeps it there.
+function hearEdges(plot, readout, where) {
+  if (plot.dataset.listening) return;
+  plot.dataset.listening = "yes";
+  const box = document.getElementById(readout);
+  const tell = ({ points: [{ x, y }] }) => {
+    const { layer, head } = where();
+    const tokens = plot.tokens;
+    if (layer.causal && tokens[x] > tokens[y]) return;
+    tellEdge(box, layer, head, tokens[y], tokens[x]);
+  };
+  plot.on("plotly_hover", (event) => { if (!box.dataset.kept) tell(event); });
+  plot.on("plotly_click", (event) => { box.dataset.kept = "yes"; tell(event); });
+  plot.on("plotly_doubleclick", () => { delete box.dataset.kept; });
+}
+
+// A token as a mark along an axis: its first letters, whole characters each.
+const MARK_LETTERS = 12;
+function shortened(token) {
+  const letters = [...token];
+  return letters.length > MARK_LETTERS ? `${letters.slice(0, MARK_LETTERS - 1).join("")}…` : token;
+}
+
+// A plotly map of queries by keys, with the tokens along its sides.
+function drawTokenMap(plot, z, tokens, { title, signed, top }) {
+  plot.tokens = tokens;
+  const names = tokens.map((place) => plotlyText(PROMPT.tokens[HELD[place]]));
+  const short = tokens.map((place) => plotlyText(shortened(PROMPT.tokens[HELD[place]])));
   const places = tokens.map((_, at) => at);
   const spelled = tokens.length <= 24;
   const step = Math.max(1, tickStep(tokens.length));
   const shown = spelled ? places : places.filter((at) => at % step === 0);
   const axis = {
-    tickvals: shown, ticktext: shown.map((at) => (spelled ? names[at] : String(HELD[tokens[at]]))),
+    tickvals: shown, ticktext: shown.map((at) => (spelled ? short[at] : String(HELD[tokens[at]]))),
     tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5],
   };
   const marks = signed ? [-top, 0, top] : [0, top / 2, top];
@@ -49,11 +76,11 @@ function drawFactor(plot, z, tokens, { title, signed, top }) {
       tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
-    margin: { l: spelled ? 64 : 30, r: 6, t: 6, b: 84 },
+    margin: { l: spelled ? 70 : 30, r: 6, t: 6, b: 84 },
     xaxis: { ...axis, tickangle: spelled ? -60 : 0 },
     yaxis: { ...axis, range: [tokens.length - 0.5, -0.5] },
   });
-  Plotly.react(plot, [trace], layout, PLOTLY_CONFIG);
+  Plotly.react(plot, [trace, ...(signed ? [negativeMarks(z, places, places, top)] : [])], layout, PLOTLY_CONFIG);
 }
 
 function headOptions() {
@@ -71,7 +98,7 @@ function buildFactorControls() {
     drawFactors();
   };
   const controls = [
-    select("Layer", layerOptions(), factorState.layer, changed("layer")),
+    select("Layer", layerNames().map((name, place) => [String(place), name]), factorState.layer, changed("layer")),
     select("Head", headOptions(), factorState.head, changed("head")),
   ];
   if (sets.length > 1) {
@@ -89,13 +116,13 @@ function showFactors(place, head) {
 }
 
 function buildFactors() {
-  factorState.head = String(mostTellingHead(LAYERS[0]));
+  factorState.head = String(mostTellingHead(LAYERS[Number(START)]));
   buildFactorControls();
   for (const { metric, title } of FACTORS) {
     document.getElementById("factors").append(element("div", { className: "figure" },
       element("h3", { text: title }), element("div", { className: "plot", id: `factor-${metric}` })));
   }
-  whenSeen(document.getElementById("factors"), drawFactors);
+  whenSeen(document.getElementById("factors"), drawFactors, life);
 }
 
-if (LAYERS.length) buildFactors();
+if (document.getElementById("factors-section")) buildFactors();

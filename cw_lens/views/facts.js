@@ -1,11 +1,7 @@
 // The head of the page and its notes: sentences, certificates, exact tokens.
 
 function writeFacts() {
-  document.title = `Contribution weights · ${DATA.facts[0][1]}`;
-  document.getElementById("verdict").textContent = DATA.verdict;
-  document.getElementById("detail").textContent = DATA.detail;
-  const list = document.getElementById("facts");
-  for (const [label, text] of DATA.facts) list.append(element("dt", { text: label }), element("dd", { text }));
+  document.title = DATA.title;
   if (DATA.omissions.length) writeOmissions();
   if (DATA.recipe) {
     const recipe = document.getElementById("recipe");
@@ -13,14 +9,23 @@ function writeFacts() {
     recipe.querySelector("pre").textContent = DATA.recipe;
   }
   writeCertificates();
-  const lines = DATA.tokens.map((token, position) => `${position}\t${DATA.ids[position]}\t${token}`);
+}
+
+// What is said of one prompt: its headline, its exact tokens.
+function writePrompt(prompt) {
+  document.getElementById("verdict").textContent = prompt.verdict;
+  document.getElementById("detail").textContent = prompt.detail;
+  const list = document.getElementById("facts");
+  list.replaceChildren();
+  for (const [label, text] of prompt.facts) list.append(element("dt", { text: label }), element("dd", { text }));
+  const lines = prompt.tokens.map((token, position) => `${position}\t${prompt.ids[position]}\t${token}`);
   document.getElementById("token-table").textContent = ["position\tid\ttoken", ...lines].join("\n");
 }
 
 function writeOmissions() {
   for (const box of [document.getElementById("omissions"), ...document.querySelectorAll(".omitted")]) {
     box.hidden = false;
-    box.append(element("p", { text: "Left out to keep this page small:" }));
+    box.append(element("p", { text: "Left out of this page:" }));
     for (const text of DATA.omissions) box.append(element("p", { text }));
   }
 }
@@ -41,5 +46,3 @@ function writeCertificates() {
   }
   table.append(body);
 }
-
-writeFacts();

@@ -1,17 +1,16 @@
-// The heads of one layer in circuitsvis' grid.
+// The heads of one layer: all of them small, drawn by circuitsvis, and one large beside them.
 
-const GRID_CELLS = 64000; // more, and hovering over a head takes seconds
+const GRID_CELLS = 64_000; // more, and a switch takes seconds
+const LARGE_TOKENS = 400;
 const GRID_POSITIVE = "#0b4a8f"; // mixed with white by circuitsvis, in both themes
 const GRID_NEGATIVE = "#9c4a02";
-const GRID_METRICS = ["attention", "value_weighted", "contribution", "intra_head_contribution", "signed_contribution"];
-const gridState = { layer: "0", metric: "signed_contribution", range: "most", tokens: "0" };
+const gridState = { layer: START, metric: DATA.metrics[0], range: "most", tokens: "0", head: MEAN, over: null };
 const gridRanges = {};
-let gridProps;
 let grid;
 
 // CircuitsVis.render makes a new React root at each call and gives no way to end the one before.
-// This component keeps one root for the life of the page, with the enlarged head, and is told to
-// draw anew as React's own class components are.
+// This component keeps one root for the life of the page and is told to draw anew as React's own
+// class components are; its children are made from the shape of an element that circuitsvis made.
 function HeadGrid(props) {
   this.props = props;
   grid = this;
@@ -19,12 +18,30 @@ function HeadGrid(props) {
 HeadGrid.prototype = {
   isReactComponent: {},
   render() {
-    return { ...CircuitsVis.Hello({ name: "" }), type: CircuitsVis.AttentionHeads, props: gridProps };
+    return reactElement("div", { className: "heads", children: gridHeads().map(smallHead) });
   },
 };
 
+function reactElement(type, props, key = null) {
+  return { ...CircuitsVis.Hello({ name: "" }), type, props, key };
+}
+
+function gridLayer() {
+  return LAYERS[Number(gridState.layer)];
+}
+
+function gridHeads() {
+  const { heads } = gridLayer();
+  return heads[0] === "mean" ? [MEAN] : [MEAN, ...heads.keys()];
+}
+
+function gridTokens() {
+  const sets = gridSets(gridLayer());
+  return (sets[Number(gridState.tokens)] ?? sets[0]).tokens;
+}
+
 function gridSets(layer) {
-  return tokenSets(Math.max(16, Math.floor(Math.sqrt(GRID_CELLS / layer.heads.length))));
+  return tokenSets(Math.max(16, Math.floor(Math.sqrt(GRID_CELLS / (layer.heads.length + 1)))));
 }
 
 function gridRange() {
@@ -33,22 +50,58 @@ function gridRange() {
   return gridRanges[metric];
 }
 
+function smallHead(head) {
+  const layer = gridLayer();
+  const tokens = gridTokens();
+  const top = gridRange()[gridState.range];
+  const name = headName(layer, head);
+  const choose = () => { gridState.head = head; drawLarge(); markChosen(); };
+  return reactElement("button", {
+    type: "button", className: "head", "data-head": head, onClick: choose, "aria-label": `enlarge ${name}`,
+    onMouseEnter: () => { gridState.over = head; drawLarge(); },
+    onMouseLeave: () => { gridState.over = null; drawLarge(); },
+    children: [
+      reactElement("span", { children: name }, "name"),
+      reactElement(CircuitsVis.AttentionPattern, {
+        attention: headMatrix(layer, head, gridState.metric, tokens, 0),
+        tokens: tokens.map((place) => PROMPT.tokens[HELD[place]]),
+        showAxisLabels: false, minValue: -top, maxValue: top, positiveColor: GRID_POSITIVE, negativeColor: GRID_NEGATIVE,
+        upperTriColor: "#ececee", maskUpperTri: layer.causal,
+      }, "map"),
+    ],
+  }, String(head));
+}
+
 function drawGrid() {
-  const layer = LAYERS[Number(gridState.layer)];
-  const sets = gridSets(layer);
-  const { tokens } = sets[Number(gridState.tokens)] ?? sets[0];
   const range = gridRange();
-  const top = range[gridState.range];
-  gridProps = {
-    attention: layer.heads.map((_, head) => headMatrix(layer, head, gridState.metric, tokens, 0)),
-    attentionHeadNames: layer.heads.map((head) => `L${layer.index} H${head}`),
-    tokens: tokens.map((place) => DATA.tokens[HELD[place]]),
-    minValue: -top, maxValue: top, positiveColor: GRID_POSITIVE, negativeColor: GRID_NEGATIVE, maskUpperTri: layer.causal,
-  };
-  drawGridBar(range, top);
-  document.getElementById("grid-meaning").textContent = METRICS[gridState.metric].meaning;
+  drawGridBar(range, range[gridState.range]);
+  const meaning = METRICS[gridState.metric].meaning ?? "";
+  document.getElementById("grid-meaning").textContent = DATA.difference ? `${DATA.difference}, of: ${meaning}` : meaning;
   if (grid) grid.updater.enqueueForceUpdate(grid);
   else CircuitsVis.render("head-grid", HeadGrid);
+  drawLarge();
+  requestAnimationFrame(markChosen);
+}
+
+// The head that stands beside the small ones: the one under the mouse, or the one last clicked.
+function drawLarge() {
+  const layer = gridLayer();
+  const head = gridState.over ?? gridState.head;
+  const sets = tokenSets(LARGE_TOKENS);
+  const tokens = sets.length > 1 ? gridTokens() : sets[0].tokens;
+  const { metric } = gridState;
+  const signed = SIGNED.has(metric);
+  const top = gridRange()[gridState.range];
+  document.getElementById("large-name").textContent = `${headName(layer, head)} · ${metricLabel(metric)}`;
+  const plot = document.getElementById("large");
+  drawTokenMap(plot, headMatrix(layer, head, metric, tokens, null), tokens, { title: metricLabel(metric), signed, top });
+  hearEdges(plot, "grid-readout", () => ({ layer: gridLayer(), head: gridState.over ?? gridState.head }));
+}
+
+function markChosen() {
+  for (const button of document.querySelectorAll("#head-grid .head")) {
+    button.setAttribute("aria-pressed", String(Number(button.dataset.head) === gridState.head));
+  }
 }
 
 function drawGridBar(range, top) {
@@ -59,7 +112,7 @@ function drawGridBar(range, top) {
   const gradient = `linear-gradient(to right, ${signed ? `${GRID_NEGATIVE}, ` : ""}#fff, ${GRID_POSITIVE})`;
   const beyond = top < range.largest
     ? `1 % of the edges lie beyond, up to ${number(range.largest)} in magnitude, and take the end colour.` : "The largest magnitude sets the range.";
-  const bar = colourBar(gradient, ticks, `${metricLabel(gridState.metric)}. One range for all heads and layers here. ${beyond}`);
+  const bar = colourBar(gradient, ticks, `${DATA.difference ? `${DATA.difference}: ` : ""}${metricLabel(gridState.metric)}. One range for all heads and layers here. ${beyond}`);
   bar.dataset.top = top;
   document.getElementById("grid-bar").replaceChildren(bar);
 }
@@ -67,8 +120,8 @@ function drawGridBar(range, top) {
 function buildGrid() {
   const set = (name) => (value) => { gridState[name] = value; drawGrid(); };
   const controls = [
-    choices("Show", GRID_METRICS.map((name) => [name, metricLabel(name)]), gridState.metric, set("metric")),
-    select("Layer", layerOptions(), gridState.layer, set("layer")),
+    choices("Show", DATA.metrics.map((name) => [name, metricLabel(name)]), gridState.metric, set("metric")),
+    slider(layerNames(), gridState.layer, set("layer")),
     select("Colour range", [["most", "99 % of the edges"], ["largest", "all edges"]], gridState.range, set("range")),
   ];
   const sets = gridSets(LAYERS[0]);
@@ -76,7 +129,7 @@ function buildGrid() {
     controls.push(select("Tokens drawn", sets.map(({ label }, place) => [String(place), label]), "0", set("tokens")));
   }
   document.getElementById("grid-controls").append(...controls);
-  whenSeen(document.getElementById("grid-frame"), drawGrid);
+  whenSeen(document.getElementById("grid-frame"), drawGrid, life);
 }
 
-if (LAYERS.length) buildGrid();
+if (document.getElementById("grid-section")) buildGrid();

@@ -6,32 +6,45 @@ the two vectors of lengths; its script derives value-weighted attention, |c| and
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cw_lens.certificates import Certificate
 from cw_lens.errors import InputError
 from cw_lens.geometry import decompose, inter_head_contributions, intra_head_contributions
 from cw_lens.layer import LayerAttention
+from cw_lens.metrics import Metric
 from cw_lens.studies.explain import Explanation
 from cw_lens.views.words import facts, verdict
 
 STEPS = 32_767
 """Packed numbers are whole multiples of (largest magnitude / STEPS)."""
 
+DERIVED = (
+    "attention",
+    "value_weighted",
+    "value_weighted_output_normalized",
+    "contribution",
+    "signed_contribution",
+    "intra_head_contribution",
+    "relative_norm",
+    "cosine",
+)
+"""What a page shows of every edge that it holds, in the order of its switch; the last two are the
+second and the third factor of a contribution, and attention is the first."""
+
 MATRICES = ("attention", "signed_contribution", "intra_head_contribution", "cosine")
 """The edge matrices that a page holds for each layer; one whose values pass a gate that differs
 from query to query has its relative norm too."""
 
 
-def explain_payload(
-    explanation: Explanation, recipe: str | None, *, layer_scores: bool
-) -> dict[str, Any]:
-    """Everything of the page but the edges of its layers.
+def prompt_payload(explanation: Explanation, *, layer_scores: bool) -> dict[str, Any]:
+    """Everything of one text but the edges of its layers.
 
     Args:
-        recipe: the command that makes the page again.
         layer_scores: whether to hold token scores of every layer, or their mean alone.
     """
     prompts, scores, heads = explanation.prompts, explanation.scores, explanation.heads
@@ -41,7 +54,6 @@ def explain_payload(
     return {
         **verdict(explanation),
         "facts": facts(explanation),
-        "recipe": recipe,
         "tokens": list(prompts.tokens[0]),
         "ids": prompts.ids[0].tolist(),
         "score_layers": list(scores.layers) if layer_scores else [],
@@ -55,23 +67,34 @@ def explain_payload(
         "sinks": [row.nonzero().flatten().tolist() for row in explanation.sinks],
         "profile_layers": list(heads.layers),
         "profile": {name: _digits(getattr(heads, name)) for name in heads.statistics()},
-        "certificates": [
-            [
-                c.layer,
-                *_digits(torch.tensor([c.value_error, c.output_error or 0.0, c.tolerance])),
-                c.low_outputs,
-                c.dtype,
-                c.space,
-            ]
-            for c in explanation.certificates
-        ],
     }
 
 
+def certificate_rows(certificates: Sequence[Certificate]) -> list[list[Any]]:
+    """One row of the page's table for each layer."""
+    return [
+        [
+            c.layer,
+            *_digits(torch.tensor([c.value_error, c.output_error or 0.0, c.tolerance])),
+            c.low_outputs,
+            c.dtype,
+            c.space,
+        ]
+        for c in certificates
+    ]
+
+
 def layer_payload(
-    layer: LayerAttention, heads: tuple[int, ...], tokens: tuple[int, ...]
+    layer: LayerAttention,
+    heads: tuple[int, ...],
+    tokens: tuple[int, ...],
+    functions: Mapping[str, Metric],
 ) -> dict[str, Any]:
-    """The edges of one layer among the tokens and in the heads that are kept."""
+    """The edges of one layer among the tokens and in the heads that are kept.
+
+    Args:
+        functions: metrics that the page's script does not derive from the others, by name.
+    """
     keep_heads, keep_tokens = torch.tensor(heads), torch.tensor(tokens)
     factors = decompose(layer)
     matrices = {
@@ -89,9 +112,13 @@ def layer_payload(
     }
     if layer.gate is not None:
         matrices["relative_norm"] = factors.relative_norm
+    for name, function in functions.items():
+        matrices[name] = function(layer).masked_fill(~layer.edge_mask[:, None], 0.0)
     for name in matrices:
         edges = matrices[name][0].cpu()[keep_heads][:, keep_tokens][:, :, keep_tokens]
-        payload[name] = packed(_triangle(edges) if layer.causal else edges)
+        payload[name] = packed(triangle(edges) if layer.causal else edges)
+        if name in functions:
+            payload[name]["signed"] = bool((edges < 0).any())
     return payload
 
 
@@ -128,7 +155,7 @@ def script_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _triangle(edges: Tensor) -> Tensor:
+def triangle(edges: Tensor) -> Tensor:
     """Lower triangles, head by head: query 0's one key, query 1's two, ..."""
     queries, keys = torch.tril_indices(edges.shape[-2], edges.shape[-1])
     return edges[..., queries, keys]

@@ -1,46 +1,77 @@
-// The text twice, coloured: above by attention, below by a metric of choice.
+// The text twice, coloured: above by attention, below by a metric of choice; by the score of each
+// token, or by what one token, the query, receives from each.
 
 const TOKENS_AT_A_TIME = 2000;
-const SCORES = {};
-for (const [name, { signed, layers }] of Object.entries(DATA.scores)) {
-  const rows = layers.map(decode);
-  const mean = new Float32Array(N_TOKENS);
-  for (const row of rows) row.forEach((value, token) => { mean[token] += value / rows.length; });
-  SCORES[name] = { signed, rows, mean };
-}
-
-const textState = { layer: "mean", metric: "contribution", scale: "root", shown: TOKENS_AT_A_TIME, here: 0 };
+const textState = {
+  layer: "mean", head: String(MEAN), metric: "contribution", scale: "root", query: null, shown: TOKENS_AT_A_TIME, here: 0,
+};
 const textLines = {};
 
+// The layers held among those chosen; a query's edges, and single heads, are known in these alone.
+function textLayers() {
+  if (textState.layer === "mean") return LAYERS;
+  const index = PROMPT.score_layers[Number(textState.layer)];
+  return LAYERS.filter((layer) => layer.index === index);
+}
+
+function readsEdges() {
+  return textState.query !== null || textState.head !== String(MEAN);
+}
+
+// One number for each token: its score, or its weight at the query.
 function textScores(metric) {
+  if (readsEdges()) return edgeScores(metric);
   const score = SCORES[metric];
   return textState.layer === "mean" ? score.mean : score.rows[Number(textState.layer)];
 }
 
-// Scores of one line divided by the line's total of magnitudes.
-function lineShares(metric) {
-  const scores = textScores(metric);
-  let total = 0;
-  for (const value of scores) total += Math.abs(value);
-  return Float32Array.from(scores, (value) => (total > 0 ? value / total : 0));
+function edgeScores(metric) {
+  const scores = new Float32Array(N_TOKENS);
+  const chosen = Number(textState.head);
+  const layers = textLayers().filter((layer) => chosen === MEAN || layer.heads.includes(chosen));
+  const { query } = textState;
+  const n = HELD.length;
+  for (const layer of layers) {
+    const head = chosen === MEAN ? MEAN : layer.heads.indexOf(chosen);
+    for (let key = 0; key < n; key++) {
+      const seen = (q) => !layer.causal || key <= q;
+      let value = 0;
+      if (query !== null) value = seen(query) ? edge(layer, head, metric, query, key) : 0;
+      else {
+        let queries = 0;
+        for (let q = 0; q < n; q++) if (seen(q)) { value += edge(layer, head, metric, q, key); queries++; }
+        value /= queries;
+      }
+      scores[HELD[key]] += value / layers.length;
+    }
+  }
+  return scores;
+}
+
+function textMetrics() {
+  return [...new Set([...DATA.metrics, ...Object.keys(SCORES)])].filter((name) =>
+    name !== "attention" && (readsEdges() ? EDGE[name] : SCORES[name] ?? EDGE[name]));
 }
 
 // Positions marked as sinks in the chosen layer; for the mean, in at least half of the layers.
 function sinkCounts() {
   const counts = new Uint16Array(N_TOKENS);
-  for (const row of DATA.sinks) for (const token of row) counts[token] += 1;
+  for (const row of PROMPT.sinks) for (const token of row) counts[token] += 1;
   return counts;
 }
 const SINK_COUNTS = sinkCounts();
 
 function isSink(token) {
-  if (textState.layer === "mean") return 2 * SINK_COUNTS[token] >= DATA.sinks.length && SINK_COUNTS[token] > 0;
-  return DATA.sinks[Number(textState.layer)].includes(token);
+  if (textState.layer === "mean") return 2 * SINK_COUNTS[token] >= PROMPT.sinks.length && SINK_COUNTS[token] > 0;
+  return PROMPT.sinks[Number(textState.layer)].includes(token);
 }
 
 function drawText() {
-  const upper = lineShares("attention");
-  const lower = lineShares(textState.metric);
+  for (const [place, metric] of [["attention", "attention"], ["lower", textState.metric]]) {
+    const scores = textScores(metric);
+    Object.assign(textLines[place], { metric, scores, shares: shares(scores) });
+  }
+  const [upper, lower] = [textLines.attention.shares, textLines.lower.shares];
   const root = textState.scale === "root";
   let top = 0;
   for (const line of [upper, lower]) {
@@ -50,24 +81,27 @@ function drawText() {
     const part = top > 0 ? Math.min(1, Math.abs(share) / top) : 0;
     return root ? Math.sqrt(part) : part;
   };
-  fillLine("attention", "attention", upper, depth);
-  fillLine("lower", textState.metric, lower, depth);
-  drawTextBar(top, root, SCORES[textState.metric].signed);
+  for (const line of Object.values(textLines)) fillLine(line, depth);
+  drawTextBar(top, root, lower.some((share) => share < 0));
+  sayQuery();
   writeReadout();
 }
 
-function fillLine(place, metric, shares, depth) {
-  const { name, box } = textLines[place];
+function fillLine({ name, box, metric, shares }, depth) {
   name.replaceChildren(element("b", { text: metricLabel(metric) }),
     ` — first token ${percent(shares[0])} of the line`);
   [...box.children].forEach((node) => {
     if (node.dataset.token === undefined) return;
     const token = Number(node.dataset.token);
     const deep = depth(shares[token]);
-    const colour = shares[token] < 0 ? "var(--negative)" : "var(--positive)";
+    const negative = shares[token] < 0;
+    const colour = negative ? "var(--negative)" : "var(--positive)";
     node.style.setProperty("--fill", `color-mix(in srgb, ${colour} ${(100 * deep).toFixed(1)}%, transparent)`);
     node.classList.toggle("strong", deep > (darkness.matches ? 0.62 : 0.8));
+    node.classList.toggle("negative", negative && deep > 0.1);
     node.classList.toggle("sink", isSink(token));
+    node.classList.toggle("query", textState.query !== null && HELD[textState.query] === token);
+    node.classList.toggle("unseen", textState.query !== null && textLayers().some((layer) => layer.causal) && token > HELD[textState.query]);
   });
 }
 
@@ -82,6 +116,7 @@ function drawTextBar(top, root, signed) {
   const scale = root ? "Share of a line, square-root scale." : "Share of a line, linear scale; the first token may lie beyond it.";
   const where = textState.layer === "mean" ? "at least half of the layers" : "this layer";
   const bar = colourBar(gradient, ticks, scale);
+  if (signed) bar.append(" Negative tokens are dotted. ");
   bar.append(element("span", { className: "sample-sink", text: "Underlined" }), `: marked as a sink in ${where}.`);
   document.getElementById("text-bar").replaceChildren(bar);
 }
@@ -90,8 +125,8 @@ function addTokens() {
   for (const { box } of Object.values(textLines)) {
     const fresh = document.createDocumentFragment();
     for (let t = box.querySelectorAll(".token").length; t < Math.min(textState.shown, N_TOKENS); t++) {
-      fresh.append(element("span", { className: "token", text: DATA.tokens[t], "data-token": t }));
-      fresh.append(DATA.tokens[t].includes("↵") ? element("br") : element("wbr"));
+      fresh.append(element("span", { className: "token", text: PROMPT.tokens[t], "data-token": t }));
+      fresh.append(PROMPT.tokens[t].includes("↵") ? element("br") : element("wbr"));
     }
     box.append(fresh);
   }
@@ -100,20 +135,48 @@ function addTokens() {
   more.querySelector("span").textContent = `Tokens 0 to ${Math.min(textState.shown, N_TOKENS) - 1} of ${N_TOKENS}. `;
 }
 
+// What the colours stand for now, and the way back from a query to the scores.
+function sayQuery() {
+  const box = document.getElementById("text-query");
+  const { query } = textState;
+  const heads = textState.head === String(MEAN) ? "mean over heads" : `head ${textState.head}`;
+  const layers = textState.layer !== "mean" ? `layer ${PROMPT.score_layers[Number(textState.layer)]}`
+    : readsEdges() ? `mean over layers ${LAYERS.map((layer) => layer.index).join(", ")}` : "mean over all layers read";
+  if (query === null) {
+    const how = LAYERS.length ? " Click a token to see what it receives." : "";
+    box.replaceChildren(`Score of each token: its mean weight over the tokens that see it (${layers}, ${heads}).${how}`);
+    return;
+  }
+  const name = element("bdi", {}, element("b", { text: PROMPT.tokens[HELD[query]] }));
+  const back = element("button", { type: "button", text: "Back to token scores" });
+  back.addEventListener("click", () => askToken(null));
+  box.replaceChildren(`What query ${HELD[query]} `, name, ` receives from each token (${layers}, ${heads}). `, back);
+}
+
+// Makes a token the query; the same one again, or none, goes back to the scores.
+function askToken(token) {
+  const place = token === null ? -1 : HELD.indexOf(token);
+  textState.query = place < 0 || textState.query === place ? null : place;
+  if (textState.query !== null && !textLayers().length) textState.layer = "mean";
+  buildTextControls();
+  drawText();
+}
+
 function writeReadout() {
   const t = textState.here;
   for (const { box } of Object.values(textLines)) {
     box.querySelector(".here")?.classList.remove("here");
     box.querySelector(`[data-token="${t}"]`)?.classList.add("here");
   }
-  const part = (metric) =>
-    `${metricLabel(metric)}: ${percent(lineShares(metric)[t])} of the line (score ${number(textScores(metric)[t])})`;
-  const sinks = SINK_COUNTS[t] ? ` · sink in ${SINK_COUNTS[t]} of ${DATA.sinks.length} layers` : "";
+  const kind = textState.query === null ? "score" : "weight";
+  const part = ({ metric, scores, shares }) =>
+    `${metricLabel(metric)}: ${percent(shares[t])} of the line (${kind} ${number(scores[t])})`;
+  const sinks = SINK_COUNTS[t] ? ` · sink in ${SINK_COUNTS[t]} of ${PROMPT.sinks.length} layers` : "";
   const name = element("bdi");
-  name.append(element("b", { text: DATA.tokens[t] }));
+  name.append(element("b", { text: PROMPT.tokens[t] }));
   document.getElementById("text-readout").replaceChildren(
-    name, ` · position ${t} · id ${DATA.ids[t]}${sinks}`, element("br"),
-    `${part("attention")} · ${part(textState.metric)}`);
+    name, ` · position ${t} · id ${PROMPT.ids[t]}${sinks}`, element("br"),
+    `${part(textLines.attention)} · ${part(textLines.lower)}`);
 }
 
 function goTo(token) {
@@ -121,28 +184,52 @@ function goTo(token) {
   writeReadout();
 }
 
+function buildTextControls() {
+  const held = new Set(LAYERS.map((layer) => layer.index));
+  const layers = [["mean", "mean over layers"], ...PROMPT.score_layers.map((layer, row) => [String(row), `layer ${layer}`])
+    .filter((_, row) => !readsEdges() || held.has(PROMPT.score_layers[row]))];
+  const whole = HELD.length === N_TOKENS; // without all tokens a head's scores would be of a part
+  const heads = !whole ? [] : [...new Set(textLayers().flatMap((layer) => layer.heads))].sort((a, b) => a - b);
+  if (!textMetrics().includes(textState.metric)) textState.metric = textMetrics()[0];
+  const set = (name) => (value) => {
+    textState[name] = value;
+    if (name === "layer" && !textLayers().length) textState.head = String(MEAN);
+    buildTextControls();
+    drawText();
+  };
+  const controls = [
+    select("Layer", layers, textState.layer, set("layer")),
+    select("Lower line", textMetrics().map((name) => [name, metricLabel(name)]), textState.metric, set("metric")),
+    select("Colour scale", [["root", "square root, all tokens"], ["linear", "linear, without the first token"]], textState.scale, set("scale")),
+  ];
+  if (heads.length) {
+    const options = [[String(MEAN), "mean over heads"], ...heads.map((head) => [String(head), `head ${head}`])];
+    controls.push(select("Head", options, textState.head, set("head")));
+  }
+  document.getElementById("text-controls").replaceChildren(...controls);
+}
+
 function buildText() {
-  const layers = [["mean", "mean over layers"], ...DATA.score_layers.map((layer, row) => [String(row), `layer ${layer}`])];
-  const metrics = Object.keys(SCORES).filter((name) => name !== "attention").map((name) => [name, metricLabel(name)]);
-  const set = (name) => (value) => { textState[name] = value; drawText(); };
-  document.getElementById("text-controls").append(
-    select("Layer", layers, "mean", set("layer")),
-    select("Lower line", metrics, textState.metric, set("metric")),
-    select("Colour scale", [["root", "square root, all tokens"], ["linear", "linear, without the first token"]], "root", set("scale")));
   const host = document.getElementById("text-lines");
+  host.append(element("p", { id: "text-query", className: "meaning" }));
   for (const place of ["attention", "lower"]) {
     const name = element("p", { className: "line-name" });
     const box = element("div", { className: "line", id: `line-${place}`, tabIndex: 0 });
     textLines[place] = { name, box };
     host.append(name, box);
-    for (const kind of ["mouseover", "click"]) {
-      box.addEventListener(kind, (event) => {
-        if (event.target.dataset.token !== undefined) goTo(Number(event.target.dataset.token));
-      });
-    }
+    box.addEventListener("mouseover", (event) => {
+      if (event.target.dataset.token !== undefined) goTo(Number(event.target.dataset.token));
+    });
+    box.addEventListener("click", (event) => {
+      if (event.target.dataset.token === undefined) return;
+      goTo(Number(event.target.dataset.token));
+      if (LAYERS.length) askToken(Number(event.target.dataset.token));
+    });
     box.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (step) { event.preventDefault(); goTo(textState.here + step); }
+      if (event.key === "Enter" && LAYERS.length) askToken(textState.here);
+      if (event.key === "Escape") askToken(null);
     });
   }
   const more = element("p", { id: "text-more", className: "more" }, element("span"),
@@ -154,8 +241,10 @@ function buildText() {
   });
   host.append(more, element("div", { id: "text-bar" }));
   addTokens();
-  drawText();
+  buildTextControls();
+  if (DATA.start_query !== null) askToken(DATA.start_query);
+  else drawText();
   drawn.add(drawText);
 }
 
-buildText();
+if (document.getElementById("text-section")) buildText();

@@ -8,7 +8,7 @@ from cw_lens.studies.explain import Explanation
 
 def verdict(explanation: Explanation) -> dict[str, str]:
     """What the first token receives and gives, in a sentence, and where that differs most."""
-    token = _isolated(explanation.prompts.tokens[0][0])
+    token = isolated(explanation.prompts.tokens[0][0])
     if explanation.prompts.ids.shape[1] == 1:
         only = f"The text is the single token {token}: it receives all attention and gives all"
         return {"verdict": f"{only} of the output.", "detail": ""}
@@ -65,7 +65,7 @@ def _gives(share: float) -> str:
     return f"gives {percent(share)} of the output"
 
 
-def _isolated(token: str) -> str:
+def isolated(token: str) -> str:
     """A token in quotes that no direction of writing leaks out of."""
     return f"“\u2068{token}\u2069”"
 
@@ -93,12 +93,14 @@ def _weights(explanation: Explanation) -> str:
 
 def _text(explanation: Explanation) -> str:
     count = explanation.prompts.ids.shape[1]
-    first = _isolated(explanation.prompts.tokens[0][0])
+    first = isolated(explanation.prompts.tokens[0][0])
     start = f"BOS {first}" if explanation.prompts.bos[0] else f"{first}, which is no BOS token"
     return f"{count} token{'s' * (count > 1)}, beginning with {start}"
 
 
 def _loss(explanation: Explanation) -> str:
+    if not explanation.model:
+        return ""
     count = explanation.nll.numel()
     if not count:
         if explanation.prompts.ids.shape[1] > 1:

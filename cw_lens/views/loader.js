@@ -1,0 +1,45 @@
+// The libraries of a page: packed in it, or asked of the notebook that shows it.
+
+async function unpacked(base64) {
+  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
+
+// A notebook holds each library once, in the output of one cell; a view in a frame asks for it.
+function asked(name) {
+  return new Promise((resolve) => {
+    const ask = () => parent.postMessage({ cw_lens: { need: name } }, "*");
+    const again = setInterval(ask, 300);
+    const late = setTimeout(() => {
+      document.getElementById("waiting").hidden = false;
+    }, 4000);
+    addEventListener("message", function hear({ data }) {
+      if (data?.cw_lens?.library !== name) return;
+      removeEventListener("message", hear);
+      clearInterval(again);
+      clearTimeout(late);
+      document.getElementById("waiting").hidden = true;
+      resolve(data.cw_lens.packed);
+    });
+    ask();
+  });
+}
+
+async function loadLibraries() {
+  for (const holder of document.querySelectorAll("script.library")) {
+    const packed = holder.textContent.trim() || (await asked(holder.dataset.name));
+    const script = document.createElement("script");
+    script.textContent = await unpacked(packed);
+    document.head.append(script);
+    holder.remove();
+  }
+}
+
+// Tells the notebook how tall the page is, so that its frame fits.
+function tellHeight() {
+  if (parent === window) return;
+  new ResizeObserver(() => {
+    parent.postMessage({ cw_lens: { height: document.documentElement.offsetHeight } }, "*");
+  }).observe(document.documentElement);
+}
