@@ -32,7 +32,7 @@ class Opened:
         self.tab.evaluate("id => document.getElementById(id).scrollIntoView()", section)
 
     def show_heads(self, heads: int) -> None:
-        """Scrolls to the head grid and waits until each head and the enlarged one are drawn."""
+        """Scrolls to the head grid and waits until the mean and each head are drawn."""
         self.show("grid-section")
         self.tab.wait_for_function(HEADS_DRAWN, arg=heads + 1, timeout=60_000)
 
@@ -53,6 +53,11 @@ class Opened:
             " ticks: [...p.querySelectorAll('.ytick text')].map((t) => t.textContent) }))",
             host,
         )
+
+    def large(self) -> list[list[float | None]]:
+        """The values of the large map beside the head grid."""
+        self.tab.locator("#large .hm image").wait_for(state="attached")
+        return self.tab.evaluate("document.getElementById('large').data[0].z")
 
     def settle(self) -> None:
         """Waits until what is queued is painted."""
@@ -75,5 +80,7 @@ def opened(
     page.tab.on("pageerror", lambda error: page.complaints.append(str(error)))
     page.tab.on("request", lambda request: page.requests.append(request.url))
     page.tab.goto(path.as_uri())
+    if page.tab.locator("body.report, body.view").count():  # unpacks its libraries first
+        page.tab.locator("html[data-state=ready]").wait_for(state="attached")
     yield page
     context.close()

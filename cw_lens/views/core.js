@@ -132,15 +132,21 @@ function colourScale(signed) {
 const MARKED_CELLS = 20_000;
 function negativeMarks(z, x, y, top) {
   const marks = { x: [], y: [] };
+  const colours = []; // light on what is dark
+  const [light, dark] = darkness.matches ? ["#e7e7ea", "#17181b"] : ["#ffffff", "#5a2a00"];
   if (z.length * z[0].length <= MARKED_CELLS) {
     z.forEach((row, at) => row.forEach((value, place) => {
-      if (value !== null && value < -top / 20) { marks.x.push(x[place]); marks.y.push(y[at]); }
+      if (value !== null && value < -top / 20) {
+        marks.x.push(x[place]);
+        marks.y.push(y[at]);
+        colours.push((value < -top / 2) !== darkness.matches ? light : dark);
+      }
     }));
   }
   const size = Math.max(2, Math.min(5, 90 / z.length));
   return {
     type: "scatter", mode: "markers", ...marks, hoverinfo: "skip", showlegend: false,
-    marker: { symbol: "circle", size, color: darkness.matches ? "#17181b" : "#ffffff", line: { width: 0 } },
+    marker: { symbol: "circle", size, color: colours, line: { width: 0 } },
   };
 }
 

@@ -72,11 +72,11 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
     text: z.map((row, query) => row.map((_, key) =>
       `query ${HELD[tokens[query]]} ${names[query]}<br>key ${HELD[tokens[key]]} ${names[key]}`)),
     hovertemplate: `%{text}<br>${plotlyText(title)}: %{z:.4g}<extra></extra>`,
-    colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, y: -0.12, yanchor: "top", len: 0.82, tickfont: { size: 10 },
+    colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, yref: "container", y: 0, yanchor: "bottom", len: 0.82, tickfont: { size: 10 },
       tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
-    margin: { l: spelled ? 70 : 30, r: 6, t: 6, b: 84 },
+    margin: { l: spelled ? 70 : 30, r: 6, t: 6, b: spelled ? 100 : 64 },
     xaxis: { ...axis, tickangle: spelled ? -60 : 0 },
     yaxis: { ...axis, range: [tokens.length - 0.5, -0.5] },
   });

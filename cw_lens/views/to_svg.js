@@ -78,7 +78,8 @@
       const [from, to] = [element.querySelectorAll("*"), copy.querySelectorAll("*")];
       from.forEach((one, at) => {
         const seen = getComputedStyle(one);
-        for (const name of ["font-family", "font-size", "font-weight", "fill", "stroke", "opacity", "display", "text-anchor"]) to[at].style.setProperty(name, seen.getPropertyValue(name));
+        if (seen.display === "none") to[at].style.display = "none";
+        for (const name of ["font-family", "font-size", "font-weight", "fill", "stroke", "opacity", "text-anchor"]) to[at].style.setProperty(name, seen.getPropertyValue(name));
       });
       for (const [name, value] of Object.entries(rect)) copy.setAttribute(name, value);
       root.append(copy);
