@@ -11,9 +11,9 @@ import torch
 
 import cw_lens
 from cw_lens import cli
+from cw_lens.explain_report import FILES
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import prompts_from_ids
-from cw_lens.report import FILES
 from cw_lens.views import explain_page
 from tests.tiny import tiny_llama, tiny_tokenizer
 

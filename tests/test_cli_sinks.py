@@ -87,7 +87,7 @@ def test_sinks_cut_off_are_taken_up(sinks, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--head", 9, 0], "layer 9, head 0 does not exist; there are layers 0, 1, 2 with 4 heads"),
+        (["--head", 9, 0], "layer 9, head 0 does not exist; there are layers 0 to 2 with 4 heads"),
         (["--layers", 7], "layer 7 does not exist"),
         (["--seeds", 2], "2 seeds of the controls are too few"),
         (["--factors", "nan"], "the factor is nan; it must be a finite number"),

@@ -46,7 +46,9 @@ def curve_figures(curves: RemovalCurves, *, recipe: str | None = None) -> dict[s
             rows = _of(points, (*key, remove))
             if len(rows):
                 figures[_free_name(figures, (*key, name))] = _curves(rows, styles, meta)
-        figures[_free_name(figures, (*key, "aopc"))] = _areas(_of(curves.aopc, key), styles, meta)
+        if len(curves.aopc):  # the paper's runs of an earlier version kept none
+            areas = _areas(_of(curves.aopc, key), styles, meta)
+            figures[_free_name(figures, (*key, "aopc"))] = areas
     return figures
 
 

@@ -111,7 +111,10 @@ def _write_images(
     if not figures:
         return (), None
     if find_spec("kaleido") is None:
-        return (), "No PNG and SVG were drawn: kaleido is missing. pip install 'cw-lens[figures]'."
+        return (), (
+            "Figures are in figures/ as pages. To have them as PNG and SVG too: "
+            "pip install 'cw-lens[figures]'."
+        )
     browser = find_browser()
     if browser is None:
         return (), (

@@ -113,8 +113,8 @@ def norm_figure(
     dress(figure, f"The norm model of {name}", where, 3)
     return with_caption(
         figure,
-        f"||o||, in units of the residual stream, against the attention to the first key in {name}; "
-        f"{where}; {len(points)} queries, "
+        f"||o||, in units of the residual stream, against the attention to the first key in "
+        f"{name}; {where}; {len(points)} queries, "
         f"of which {len(shown)} are drawn. g = {fit['g']:.3g}, κ = {fit['kappa']:.3g}, "
         f"||v₁|| = {math.sqrt(fit['V']):.3g}, R² of the predicted length {fit['r2_norm']:.3g}. "
         "Compare figure 5b of the paper (arXiv 2606.07604).",

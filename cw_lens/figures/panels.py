@@ -179,20 +179,21 @@ def head_maps(
     cell = min(width / heads, panel / layers)
     for place, (column, name) in enumerate(values.items(), start=1):
         grid = table.pivot(index="layer", columns="head", values=column)
-        where = {"row": place, "col": 1} if stacked else {"row": 1, "col": place}
+        row, col = (place, 1) if stacked else (1, place)
         axes = figure.to_dict()["layout"]
         number = "" if place == 1 else place
         bar = _bar_place(axes[f"xaxis{number}"], axes[f"yaxis{number}"], stacked)
-        figure.add_trace(_head_map(grid, name, around=column in signed, bar=bar), **where)
+        drawn = _head_map(grid, name, around=column in signed, bar=bar)
+        figure.add_trace(drawn, row=row, col=col)
         if column in signed and cell >= SMALLEST_CELL:
-            for marks in _minus_signs(grid, figure.data[-1].zmax, 0.7 * min(cell, 11.0)):
-                figure.add_trace(marks, **where)
-        figure.update_xaxes(title_text="head", title_standoff=2, **where)
+            for marks in _minus_signs(grid, drawn.zmax, 0.7 * min(cell, 11.0)):
+                figure.add_trace(marks, row=row, col=col)
+        figure.update_xaxes(title_text="head", title_standoff=2, row=row, col=col)
         if stacked or place == 1:
-            figure.update_yaxes(title_text="layer", **where)
+            figure.update_yaxes(title_text="layer", row=row, col=col)
     dress(figure, title, subtitle, 0)
-    figure.update_yaxes(showgrid=False, range=_ends(table["layer"]))
-    figure.update_xaxes(showgrid=False, range=_ends(table["head"]))
+    figure.update_yaxes(showgrid=False, range=_ends(table["layer"].tolist()))
+    figure.update_xaxes(showgrid=False, range=_ends(table["head"].tolist()))
     figure.update_annotations(font_size=12)
     figure.update_layout(
         height=rows * (panel + (70 if stacked else 0)) + (110 if stacked else 192),
@@ -203,8 +204,8 @@ def head_maps(
     return figure
 
 
-def _ends(numbers: pd.Series) -> list[float]:
-    return [float(numbers.min()) - 0.5, float(numbers.max()) + 0.5]
+def _ends(numbers: Sequence[int]) -> list[float]:
+    return [min(numbers) - 0.5, max(numbers) + 0.5]
 
 
 def _bar_place(x: Mapping[str, Any], y: Mapping[str, Any], stacked: bool) -> dict[str, Any]:
@@ -243,14 +244,14 @@ def _head_map(grid: pd.DataFrame, name: str, *, around: bool, bar: dict[str, Any
 def _minus_signs(grid: pd.DataFrame, end: float, length: float) -> list[go.Scatter]:
     """A minus on each negative cell, in the ink or, where the cell is strong, in the paper."""
     places = [
-        (int(layer), int(head), float(value))
-        for layer, row in zip(grid.index, grid.to_numpy(dtype=float), strict=True)
-        for head, value in zip(grid.columns, row, strict=True)
+        (x, y, value)
+        for y, row in zip(grid.index.tolist(), grid.to_numpy(dtype=float).tolist(), strict=True)
+        for x, value in zip(grid.columns.tolist(), row, strict=True)
         if value < 0
     ]
     signs = []
     for colour, strong in ((INK, False), (PAPER, True)):
-        held = [(x, y) for y, x, value in places if (-value >= STRONG * end) == strong]
+        held = [(x, y) for x, y, value in places if (-value >= STRONG * end) == strong]
         if held:
             signs.append(
                 go.Scatter(
