@@ -29,7 +29,7 @@ EXPLANATION = ("token_scores", "heads")
 """The tables that the chapter is made of, by the names of their files."""
 FIRST = {
     "first_attention": ("attention", "mean"),
-    "first_value_weighted": ("value-weighted", "sum"),
+    "first_value_weighted": ("value_weighted", "sum"),
     "first_contribution": ("contribution", "sum"),
 }
 """What the first token gets or gives: its name, and how a layer is made of its heads."""

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from cw_lens.figures.style import WIDTH, dress, plain
+from cw_lens.figures.style import STYLES, WIDTH, Style, dress, plain, series_styles
 from cw_lens.theme import (
     BLACK,
     BLUE,
@@ -68,9 +68,10 @@ def interval_lines(
     """
     figure = go.Figure()
     names = [str(name) for name in table[series].drop_duplicates()]
+    styles = _styles(names)
     for place, name in enumerate(names):
         rows = table.loc[table[series].astype(str) == name]
-        colour, marker, dash = CYCLE[place % len(CYCLE)]
+        colour, marker, dash = styles[place]
         figure.add_trace(
             go.Scatter(
                 name=plain(name),
@@ -287,6 +288,13 @@ def interval_text(name: str, row: Mapping[str, Any], x: str, value: str) -> str:
         number += f" [{row['low']:.4g}, {row['high']:.4g}]"
     text += number.replace("-", "−")
     return text + (f"<br>{int(row['n'])} texts" if "n" in row else "")
+
+
+def _styles(names: Sequence[str]) -> list[Style]:
+    """Those of the metrics where some series are metrics, which look the same in all figures."""
+    if not set(names) & set(STYLES):
+        return [CYCLE[place % len(CYCLE)] for place in range(len(names))]
+    return list(series_styles([(name, name, "online") for name in names]).values())
 
 
 def _bars(rows: pd.DataFrame, value: str, colour: str) -> dict[str, Any] | None:

@@ -270,7 +270,9 @@ function chapter(stored, number) {
   node.append(...parts);
   const entries = parts.map((part) => link(part.id, part.firstChild.textContent));
   const list = contents.querySelector("ol");
-  if (PAGE.joined) list.append(link(id, stored.title, element("ol", {}, ...entries)));
+  const twice = PAGE.chapters.filter((other) => other.title === stored.title).length > 1;
+  const title = twice ? `${stored.title}: ${stored.folder}` : stored.title;
+  if (PAGE.joined) list.append(link(id, title, element("ol", {}, ...entries)));
   else list.append(...entries);
   return node;
 }
