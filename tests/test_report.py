@@ -447,7 +447,7 @@ def test_another_theme_draws_the_figures_again(chromium, joined):
         plot.locator(".point").first.wait_for()
         shown.tab.emulate_media(color_scheme="dark")
         shown.tab.wait_for_function(
-            "getComputedStyle(document.querySelector('.plot .main-svg')).backgroundColor"
+            "() => getComputedStyle(document.querySelector('.plot .main-svg')).backgroundColor"
             " === 'rgb(23, 24, 27)'"
         )
         assert shown.complaints == []
