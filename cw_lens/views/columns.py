@@ -415,6 +415,8 @@ TABLES = {
             "attention_entropy": "entropy of the attention row, nats",
             "value_weighted_entropy": "entropy of the value-weighted row, nats",
             "contribution_entropy": "entropy of the row of |contributions|, nats",
+            "sink_cosine": "cosine of the first key's projected value to the others', mean; 0 "
+            "where it is not defined",
             "gross": "sum of |contributions|, share of the layer's output",
             "net": "sum of contributions, share of the layer's output",
             "output_norm": "length of the head's output, residual stream units",
