@@ -60,10 +60,11 @@ def test_a_run_writes_its_folder_and_says_where(run, folder, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     assert str(out / "report.html") in said
     assert undefined(out) == []
-    code, said = run("report", out)
-    assert code == 1 and "is no page that can be written anew from tables" in said
-    code, said = run("report", tmp_path)
-    assert code == 0 and f"page: {tmp_path / 'report.html'}" in said and f"explain: {out}" in said
+    code, refused = run("report", out)
+    assert code == 1 and "is no page that can be written anew from tables" in refused
+    code, joined = run("report", tmp_path)
+    assert code == 0 and f"page: {tmp_path / 'report.html'}" in joined
+    assert f"explain: {out}" in joined
     assert "contribution" in said
     assert "mean" in said
     manifest = json.loads((out / "manifest.json").read_text())
