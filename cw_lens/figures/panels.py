@@ -163,7 +163,7 @@ def head_maps(
         title, subtitle: plain text.
         signed: the columns that are drawn around zero, with two colours.
     """
-    heads, layers = int(table["head"].nunique()), int(table["layer"].nunique())
+    heads, layers = (len(set(table[name].tolist())) for name in ("head", "layer"))
     stacked = heads > MOST_HEADS_ABREAST
     columns, rows = (1, len(values)) if stacked else (len(values), 1)
     gap = 0.16 / max(1, columns - 1) if columns > 1 else 0.1
@@ -187,7 +187,7 @@ def head_maps(
         drawn = _head_map(grid, name, around=column in signed, bar=bar)
         figure.add_trace(drawn, row=row, col=col)
         if column in signed and cell >= SMALLEST_CELL:
-            for marks in _minus_signs(grid, drawn.zmax, 0.7 * min(cell, 11.0)):
+            for marks in _minus_signs(grid, drawn.to_plotly_json()["zmax"], 0.7 * min(cell, 11.0)):
                 figure.add_trace(marks, row=row, col=col)
         figure.update_xaxes(title_text="head", title_standoff=2, row=row, col=col)
         if stacked or place == 1:
