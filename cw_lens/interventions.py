@@ -16,7 +16,7 @@ from torch import Tensor
 from cw_lens import backend
 from cw_lens.changes import OnlineMask, OnlinePlan, Replacement, RowEdits, Scaling
 from cw_lens.edits import Change, Edit, found_routes, is_looking
-from cw_lens.errors import InputError, require_known
+from cw_lens.errors import InputError, require_known, spans
 from cw_lens.prompts import Prompts
 from cw_lens.runs import attention_sites as readable_sites
 from cw_lens.runs import layer_indices, require_prompts
@@ -293,6 +293,6 @@ def _checked_layers(model: Any, layers: Mapping[int, Any]) -> dict[int, int]:
         if not whole or layer % total not in having or not -total <= layer < total:
             raise InputError(
                 f"layer {layer} has no attention to write into; those that have are "
-                f"{', '.join(map(str, having))}."
+                f"{spans(having)}."
             )
     return {layer: layer % total for layer in layers}

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cw_lens.errors import CWLensError, InputError
+from cw_lens.errors import CWLensError, InputError, spans
 from cw_lens.norms import OutputNorm, output_norm
 
 GATES = ("hook_q_gate", "hook_gate")
@@ -141,7 +141,7 @@ def attention_site(
     if attention is None:
         raise UnsupportedModelError(
             f"layer {layer} has no attention ({type(block).__name__}); those that have are "
-            f"{', '.join(map(str, attention_layers(model)))}. Leave it out with layers=."
+            f"{spans(attention_layers(model))}. Leave it out with layers=."
         )
     inner = getattr(attention, "original_component", attention)
     for name in INNER_NORMS:

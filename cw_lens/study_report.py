@@ -1,47 +1,93 @@
-"""The run folders of studies: tables, curves as figures, a page, and the manifest last."""
+"""What runs of faithfulness, validate and tasks show: their chapters, from tables and manifest.
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+A chapter is a function of a `StoredRun` alone, so that the page at the end of a run and that of
+`cw-lens report` are the same.
+"""
+
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
-import cw_lens
-from cw_lens.figures import curve_figures, write_figures
-from cw_lens.folders import MANIFEST, REPORT, replace_file, versions
+from cw_lens.figures import curve_figures
+from cw_lens.figures.outcomes import accuracy_figure, correlation_figure
+from cw_lens.run_facts import certified, fact_lines
+from cw_lens.statistics import CONFIDENCE
+from cw_lens.stored_runs import StoredRun
+from cw_lens.studies.accuracy import accuracy_sentences
 from cw_lens.studies.comparisons import sentences
-from cw_lens.studies.curves import RemovalCurves, no_op_failures
-from cw_lens.views.study_page import Section, study_page
+from cw_lens.studies.curves import NO_OP, RemovalCurves, no_op_failures
+from cw_lens.studies.validation import validation_sentences
+from cw_lens.views.study_page import Chapter, Section
 
-PACKAGES = ("torch", "transformers", "transformer-lens", "scipy", "pandas", "plotly", "kaleido")
-FIGURES = "figures"
-"""The folder of the figures' files."""
+FAITHFULNESS = ("units", "curves", "aopc", "comparisons")
+VALIDATION = ("ablations", "correlations")
+TASKS = ("results", "accuracy")
+"""The tables of each study, by the names of their files."""
 
 
-def write_faithfulness(
-    folder: Path,
-    units: pd.DataFrame,
-    curves: RemovalCurves,
-    facts: Mapping[str, Any],
-    recipe: str,
-) -> str | None:
-    """Writes units, curves, comparisons, figures and page; why images are missing, if they are.
+def how(run: StoredRun) -> dict[str, Any]:
+    """What every chapter says of how its run was made: recipe, certificates, facts."""
+    sentence, table = certified(run)
+    return {
+        "recipe": run.recipe,
+        "facts": fact_lines(run),
+        "certified": sentence,
+        "certificates": table,
+    }
 
-    Args:
-        folder: of the run.
-        units: one row for each.
-        curves: what they make.
-        facts: for the manifest: configuration, model, corpora, certificates.
-        recipe: the command that makes the run again.
 
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
-    tables = {"curves": curves.points, "aopc": curves.aopc, "comparisons": curves.comparisons}
-    _write_tables(folder, {"units": units}, csv=False)
-    _write_tables(folder, tables)
+def faithfulness_tables(units: pd.DataFrame, curves: RemovalCurves) -> dict[str, pd.DataFrame]:
+    """The tables of a run of faithfulness, by file name."""
+    return dict(zip(FAITHFULNESS, (units, *_curve_tables(curves)), strict=True))
+
+
+def _curve_tables(curves: RemovalCurves) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    return curves.points, curves.aopc, curves.comparisons
+
+
+def stored_curves(run: StoredRun) -> RemovalCurves:
+    """The curves of a run, from its tables; without units none is known to have failed."""
+    points, comparisons = run.tables["curves"], run.tables["comparisons"]
+    units = run.tables.get("units", pd.DataFrame())
+    numbers = [name for name in ("nll_sum", "clean_nll_sum", "kl_sum") if name in units]
+    lost = ~np.isfinite(units[numbers].to_numpy(dtype=float)).all(axis=1)
+    if len(units):
+        lost &= (units["metric"] != NO_OP).to_numpy()
+    return RemovalCurves(
+        points=points,
+        aopc=run.tables.get("aopc", pd.DataFrame()),
+        comparisons=comparisons,
+        sentences=sentences(comparisons),
+        failed=units.loc[lost].reset_index(drop=True),
+        confidence=CONFIDENCE,
+    )
+
+
+def faithfulness_chapter(run: StoredRun) -> Chapter:
+    """Curves, their areas, comparisons and what failed."""
+    curves, units = stored_curves(run), run.tables["units"]
+    sections = [
+        Section("Curves", figures=curve_figures(curves, recipe=run.recipe)),
+        Section(
+            "Every comparison, over all fractions and at each",
+            sentences=curves.sentences,
+            tables={"aopc": curves.aopc, "comparisons": curves.comparisons},
+        ),
+        Section("Every point of the curves", tables={"curves": curves.points}),
+    ]
+    if len(curves.failed):
+        sections.append(Section("Units that failed", tables={"failed_units": curves.failed}))
+    return Chapter(
+        "Is the model hurt most by losing what a metric calls important?",
+        sections,
+        sentences=headlines(curves),
+        notices=_notices(units, curves),
+        **how(run),
+    )
+
+
+def _notices(units: pd.DataFrame, curves: RemovalCurves) -> list[str]:
     notices = []
     moved = no_op_failures(units)
     if len(moved):
@@ -60,48 +106,7 @@ def write_faithfulness(
             f"{len(curves.failed)} of {len(units)} units have a loss that is NaN or infinite; "
             "they are listed below and are in no average."
         )
-    figures = curve_figures(curves, recipe=recipe)
-    sections = [Section("Curves", figures=figures)]
-    sections.append(
-        Section(
-            "Area over the perturbation curve, and every comparison",
-            sentences=curves.sentences,
-            tables={"AOPC": curves.aopc, "Comparisons": curves.comparisons},
-        )
-    )
-    sections.append(Section("Every point of the curves", tables={"Curves": curves.points}))
-    if len(curves.failed):
-        sections.append(Section("Units that failed", tables={"Failed units": curves.failed}))
-    page = study_page(
-        "Is the model hurt most by losing what a metric calls important?",
-        sections,
-        sentences=headlines(curves),
-        facts=fact_lines(facts),
-        notices=notices,
-        recipe=recipe,
-    )
-    return _finish(folder, figures, page.html, facts, recipe)
-
-
-def write_study(
-    folder: Path,
-    title: str,
-    tables: Mapping[str, pd.DataFrame],
-    shown: Sequence[Section],
-    *,
-    facts: Mapping[str, Any],
-    recipe: str,
-    sentences: Sequence[str] = (),
-) -> str | None:
-    """Writes the tables (parquet and csv), a page of these sections, and the manifest.
-
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
-    _write_tables(folder, tables)
-    figures = {name: figure for section in shown for name, figure in section.figures.items()}
-    page = study_page(title, shown, sentences=sentences, facts=fact_lines(facts), recipe=recipe)
-    return _finish(folder, figures, page.html, facts, recipe)
+    return notices
 
 
 def headlines(curves: RemovalCurves) -> tuple[str, ...]:
@@ -115,36 +120,38 @@ def headlines(curves: RemovalCurves) -> tuple[str, ...]:
     return sentences(chosen) or curves.sentences[:4]
 
 
-def fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The manifest's facts as labelled lines."""
-    return [
-        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for name, value in facts.items()
-        if name != "certificates"
-    ]
+def validation_chapter(run: StoredRun) -> Chapter:
+    """Rank correlations of token scores with what masking each value does."""
+    found = run.tables["correlations"]
+    corpora = ", ".join(run.tables["ablations"]["data"].drop_duplicates())
+    texts = sum(run.texts(data) for data in run.tokens_of_texts())
+    where = f"{run.model}, {corpora}, {texts} text{'s' * (texts != 1)}"
+    figure = correlation_figure(found, where, recipe=run.recipe)
+    return Chapter(
+        "Do token scores rank single values as the loss does?",
+        [
+            Section(
+                "Rank correlations",
+                figures={"rank-correlations": figure},
+                tables={"correlations": found},
+            )
+        ],
+        sentences=validation_sentences(found),
+        **how(run),
+    )
 
 
-def _write_tables(folder: Path, tables: Mapping[str, pd.DataFrame], *, csv: bool = True) -> None:
-    for name, table in tables.items():
-        replace_file(folder / f"{name}.parquet", table.to_parquet(index=False))
-        if csv:
-            replace_file(folder / f"{name}.csv", table.to_csv(index=False).encode())
-
-
-def _finish(
-    folder: Path,
-    figures: dict[str, go.Figure],
-    html: str,
-    facts: Mapping[str, Any],
-    recipe: str,
-) -> str | None:
-    written = write_figures(folder / FIGURES, figures, recipe) if figures else None
-    replace_file(folder / REPORT, html.encode())
-    manifest = {
-        "cw_lens": cw_lens.__version__,
-        **facts,
-        "recipe": recipe,
-        "versions": versions(*PACKAGES),
+def tasks_chapter(run: StoredRun) -> Chapter:
+    """Accuracy on each task, and what removal costs."""
+    accuracy = run.tables["accuracy"]
+    removed = accuracy.loc[accuracy["fraction"] > 0, ["task", "remove"]].drop_duplicates()
+    figures = {
+        f"{task}-{remove}": accuracy_figure(accuracy, task, remove, run.model, recipe=run.recipe)
+        for task, remove in removed.itertuples(index=False, name=None)
     }
-    replace_file(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
-    return None if written is None else written.message
+    return Chapter(
+        "What is left of a model's accuracy?",
+        [Section("Accuracy", figures=figures, tables={"accuracy": accuracy})],
+        sentences=accuracy_sentences(accuracy),
+        **how(run),
+    )

@@ -11,10 +11,11 @@ import torch
 
 import cw_lens
 from cw_lens import cli
+from cw_lens.explain_report import FILES
 from cw_lens.metrics import METRICS
 from cw_lens.prompts import prompts_from_ids
-from cw_lens.report import FILES
 from cw_lens.views import explain_page
+from tests.stored import undefined
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 TEXT = "The ferry was pulled ashore."
@@ -58,6 +59,12 @@ def test_a_run_writes_its_folder_and_says_where(run, folder, tmp_path):
     assert code == 0, said
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     assert str(out / "report.html") in said
+    assert undefined(out) == []
+    code, refused = run("report", out)
+    assert code == 1 and "is no page that can be written anew from tables" in refused
+    code, joined = run("report", tmp_path)
+    assert code == 0 and f"page: {tmp_path / 'report.html'}" in joined
+    assert f"explain: {out}" in joined
     assert "contribution" in said
     assert "mean" in said
     manifest = json.loads((out / "manifest.json").read_text())

@@ -5,6 +5,8 @@ import json
 import pandas as pd
 import pytest
 
+from cw_lens.report import write_report
+from tests.stored import undefined
 from tests.test_cli import folder, run, save  # noqa: F401 - fixtures
 from tests.test_cli_studies import content, no_images  # noqa: F401 - fixtures
 
@@ -27,6 +29,13 @@ def paper(run, folder, no_images):  # noqa: F811
     return command
 
 
+def made_again(out):
+    """`cw-lens report` writes the very page that the run wrote."""
+    before = (out / "report.html").read_bytes()
+    write_report(out)
+    assert (out / "report.html").read_bytes() == before
+
+
 def test_sinks_writes_tables_figures_and_page(sinks, tmp_path):
     out = tmp_path / "run"
     code, said = sinks(out)
@@ -35,7 +44,7 @@ def test_sinks_writes_tables_figures_and_page(sinks, tmp_path):
     assert names == {
         *("sinks", "sink_attention", "sink_positions", "sink_tokens", "cone_heads", "cone_layers"),
         *("alignment_heads", "alignment_layers", "norm_model_heads", "norm_model"),
-        *("sweep", "sweep_units", "sweep_comparisons"),
+        *("sweep", "sweep_units", "sweep_comparisons", "norm_points", "cone_points"),
     }
     figures = {path.stem.removeprefix("samples-") for path in (out / "figures").glob("*.html")}
     assert figures == {
@@ -52,6 +61,8 @@ def test_sinks_writes_tables_figures_and_page(sinks, tmp_path):
     assert manifest["sink_layers"] == [0, 1]
     assert manifest["recipe"].startswith("cw-lens sinks")
     assert str(out / "report.html") in said
+    assert undefined(out) == []
+    made_again(out)
 
 
 def test_sinks_again_writes_the_same_and_refuses_another_configuration(sinks, tmp_path):
@@ -87,7 +98,7 @@ def test_sinks_cut_off_are_taken_up(sinks, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--head", 9, 0], "layer 9, head 0 does not exist; there are layers 0, 1, 2 with 4 heads"),
+        (["--head", 9, 0], "layer 9, head 0 does not exist; there are layers 0 to 2 with 4 heads"),
         (["--layers", 7], "layer 7 does not exist"),
         (["--seeds", 2], "2 seeds of the controls are too few"),
         (["--factors", "nan"], "the factor is nan; it must be a finite number"),
@@ -113,6 +124,8 @@ def test_paper_holds_every_item_against_the_paper(paper, tmp_path):
     drawn = {path.stem.split("-")[0] for path in (out / "figures").glob("*.html")}
     assert drawn == {*items, "fig6a", "fig7"} - {"table2", "table5"}
     assert "The paper against here" in said
+    assert undefined(out) == []
+    made_again(out)
 
 
 def test_paper_reads_only_what_an_item_needs(paper, tmp_path):
@@ -120,7 +133,8 @@ def test_paper_reads_only_what_an_item_needs(paper, tmp_path):
     code, said = paper(out, "table5")
     assert code == 0, said
     assert set(pd.read_csv(out / "paper.csv")["item"]) == {"table5"}
-    assert not list((out / "figures").glob("*")) or not list((out / "figures").glob("*.html"))
+    assert not (out / "figures").exists()
+    assert {path.stem for path in out.glob("*.parquet")} == {"paper", "entropies"}
     code, said = paper(tmp_path / "other", "fig2")
     assert code == 1 and "unknown item 'fig2'; there are table1" in said
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cw_lens.store import STORE
+from tests.stored import undefined
 from tests.test_cli import folder, run, save  # noqa: F401 - fixtures
 from tests.tiny import tiny_llama
 
@@ -82,6 +83,8 @@ def test_a_run_writes_units_curves_figures_and_page(study, folder, tmp_path):  #
     assert manifest["recipe"].split(" --out")[0] in page.replace("\\u0027", "'")
     assert "No PNG and SVG were drawn" in said and str(out / "report.html") in said
     assert "contribution" in said and "3 texts" in said
+    assert said.index("page: ") < said.index("No PNG and SVG were drawn")
+    assert undefined(out) == []
 
 
 @pytest.mark.apart
@@ -364,6 +367,7 @@ def test_validate_writes_ablations_and_correlations(run, folder, no_images, tmp_
     found = pd.read_csv(out / "correlations.csv")
     assert len(found) == 3 * 2 * 2
     assert "Rank correlation with the measured change in loss" in said
+    assert undefined(out) == []
     before = content(out)
     assert run(*command)[0] == 0
     assert content(out) == before
@@ -389,6 +393,7 @@ def test_tasks_write_results_and_accuracy(run, folder, no_images, tmp_path):  # 
         ("random", 0.5),
     }
     assert (accuracy["n"] == 4).all()
+    assert undefined(out) == []
     before = content(out)
     code, said = run(*command)
     assert code == 0, said

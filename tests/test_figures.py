@@ -193,7 +193,10 @@ def test_without_kaleido_the_message_says_how_to_get_it(tmp_path, figures, monke
     monkeypatch.setitem(sys.modules, "kaleido", None)
     monkeypatch.setattr(files, "find_spec", lambda name: None)
     written = write_figures(tmp_path, figures)
-    assert "kaleido is missing. pip install 'cw-lens[figures]'" in written.message
+    assert written.message == (
+        "Figures are in figures/ as pages. To have them as PNG and SVG too: "
+        "pip install 'cw-lens[figures]'."
+    )
 
 
 def test_nothing_to_write_is_no_failure(tmp_path):

@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from cw_lens import theme
 from cw_lens.figures.geometry import (
     MOST_POINTS,
     alignment_figure,
@@ -16,7 +17,7 @@ from cw_lens.figures.geometry import (
     norm_overview,
     sink_components,
 )
-from cw_lens.figures.panels import interval_rows
+from cw_lens.figures.panels import head_maps, interval_rows
 from cw_lens.figures.style import plain
 from cw_lens.figures.sweeps import surgery_figure, sweep_figure
 from cw_lens.figures.weights import (
@@ -153,16 +154,48 @@ def test_the_overview_maps_every_head():
     )  # fmt: skip
     figure = norm_overview(NormModel(table, pd.DataFrame(), n, 0, 8), WHERE, recipe="cw-lens sinks")
     assert "Fits over 8 texts" in captions_are_text(figure)
-    g, star, fit = (np.array(trace.z, dtype=float) for trace in figure.data)
+    maps = [trace for trace in figure.data if trace.type == "heatmap"]
+    g, star, fit = (np.array(trace.z, dtype=float) for trace in maps)
     expected = (table["g"] / (table["V"] ** 0.5 * table["kappa"])).to_numpy()
     np.testing.assert_allclose(g, expected.reshape(LAYERS, HEADS))
     inner = table["alpha_star"].to_numpy().reshape(LAYERS, HEADS)
     np.testing.assert_array_equal(np.isnan(star), (inner < 0) | (inner > 1))
     np.testing.assert_allclose(star[~np.isnan(star)], inner[(inner >= 0) & (inner <= 1)])
     np.testing.assert_allclose(fit.ravel(), table["r2_norm"])
-    relative, *others = figure.data
+    relative, *others = maps
     assert relative.zmid == 0 and relative.zmin == -relative.zmax
     assert all(trace.zmin == 0 and trace.zmid is None for trace in others)
+
+
+def signs(figure: go.Figure) -> list[go.Scatter]:
+    return [trace for trace in figure.data if trace.name == "negative"]
+
+
+def test_every_negative_cell_bears_a_minus_and_no_other_cell_does():
+    values = np.array([-1.0, -0.9, -0.5, -1e-6, 0.0, 1e-6, 0.5, 0.9, 1.0, np.nan, 0.2, -0.2])
+    table = head_table(size=values, share=values)
+    names = {"size": "size", "share": "share"}
+    figure = head_maps(table, names, title="t", subtitle="s", signed=("size",))
+    marked = [(y, x) for trace in signs(figure) for x, y in zip(trace.x, trace.y, strict=True)]
+    negative = table.loc[table["size"] < 0, ["layer", "head"]].itertuples(index=False, name=None)
+    assert sorted(marked) == sorted(negative)
+    assert {trace.xaxis for trace in signs(figure)} == {"x"}  # the signed map alone
+    ink, paper = signs(figure)
+    assert (ink.marker.color, len(ink.x)) == (theme.INK, 3)
+    assert (paper.marker.color, len(paper.x)) == (theme.PAPER, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "across", "marked"), [(9, 3, True), (32, 1, True), (128, 1, False)]
+)
+def test_maps_of_many_heads_stand_below_each_other(heads, across, marked):
+    places = {"layer": np.repeat(range(30), heads), "head": np.tile(np.arange(heads), 30)}
+    table = pd.DataFrame(places | {name: -np.ones(30 * heads) for name in "abc"})
+    names = dict(zip("abc", "abc", strict=True))
+    figure = head_maps(table, names, title="t", subtitle="s", signed=("a",))
+    lefts = {figure.layout[f"xaxis{n}"].domain[0] for n in ("", 2, 3)}
+    assert len(lefts) == across
+    assert bool(signs(figure)) == marked
 
 
 def test_the_cone_is_drawn_with_its_outputs_on_both_sides():

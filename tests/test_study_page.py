@@ -12,7 +12,7 @@ import pytest
 from cw_lens.errors import InputError
 from cw_lens.figures import curve_figures
 from cw_lens.studies.curves import removal_curves
-from cw_lens.views.study_page import Section, study_page
+from cw_lens.views.study_page import Chapter, Section, study_page
 from tests.browser import opened
 from tests.units import FRACTIONS, made_up_units
 
@@ -43,15 +43,17 @@ def odd_table():
 @pytest.fixture(scope="module")
 def page(curves, odd_table):
     return study_page(
-        f"Faithfulness {HOSTILE}",
-        [
-            Section("Curves", curves.sentences, curve_figures(curves, recipe="r")),
-            Section(f"Tables {HOSTILE}", (), {}, {"points": curves.points, HOSTILE: odd_table}),
-        ],
-        sentences=curves.sentences[:1],
-        facts=[("Model", f"tiny {HOSTILE}"), ("Certificate", "2e-7")],
-        notices=[f"3 units failed {HOSTILE}"],
-        recipe=f"cw-lens faithfulness --metrics '{HOSTILE}'",
+        Chapter(
+            f"Faithfulness {HOSTILE}",
+            [
+                Section("Curves", curves.sentences, curve_figures(curves, recipe="r")),
+                Section(f"Tables {HOSTILE}", (), {}, {"curves": curves.points, HOSTILE: odd_table}),
+            ],
+            sentences=curves.sentences[:1],
+            facts=[("Model", f"tiny {HOSTILE}"), ("Certificate", "2e-7")],
+            notices=[f"3 units failed {HOSTILE}"],
+            recipe=f"cw-lens faithfulness --metrics '{HOSTILE}'",
+        )
     )
 
 
@@ -59,8 +61,9 @@ def test_nothing_given_is_read_as_markup(page):
     text = DATA.search(page.html)[1]
     assert not set("<>&") & set(text)
     data = json.loads(text)
-    assert data["recipe"] == f"cw-lens faithfulness --metrics '{HOSTILE}'"
-    assert data["facts"][0] == ["Model", f"tiny {HOSTILE}"]
+    (chapter,) = data["chapters"]
+    assert chapter["recipe"] == f"cw-lens faithfulness --metrics '{HOSTILE}'"
+    assert chapter["facts"][0] == ["Model", f"tiny {HOSTILE}"]
     outside = DATA.sub("", page.html)
     assert page.html.count("plotly.js v") == 1
     assert len(re.findall("</script", page.html)) == 3  # data, plotly, the page's own
@@ -72,21 +75,21 @@ def test_nothing_given_is_read_as_markup(page):
 
 
 def test_tables_hold_what_json_cannot(page, odd_table):
-    stored = json.loads(DATA.search(page.html)[1])["sections"][1]["tables"][1]
+    stored = json.loads(DATA.search(page.html)[1])["chapters"][0]["sections"][1]["tables"][1]
     name, number, _, mixed = stored["columns"]
     assert [name["levels"][place] for place in name["values"]] == list(odd_table["name"])
     assert number["values"] == [10.0, 9.1234567890123, None, -2.0]
     assert mixed["values"] == ["x", None, 3, "inf"]
-    assert stored["file"] == "script-b"
+    assert stored["file"] == "script-b" and stored["title"] == HOSTILE
 
 
 def test_an_empty_page_and_two_columns_of_one_name():
-    assert '"sections":[]' in study_page("nothing", []).html.replace(" ", "")
+    assert '"sections":[]' in study_page(Chapter("nothing")).html.replace(" ", "")
     empty = Section("t", (), {}, {"none": pd.DataFrame({"a": []})})
-    assert study_page("nothing", [empty]).html
+    assert study_page(Chapter("nothing", [empty])).html
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(InputError, match="table 't' has two columns 'a'"):
-        study_page("x", [Section("h", (), {}, {"t": twice})])
+        study_page(Chapter("x", [Section("h", (), {}, {"t": twice})]))
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +140,14 @@ def test_hostile_texts_are_text(shown):
     tab = shown.tab
     assert tab.locator("h1").text_content() == f"Faithfulness {HOSTILE}"
     assert tab.title() == f"Faithfulness {HOSTILE}"
-    assert tab.locator("#notices").text_content() == f"3 units failed {HOSTILE}"
-    assert tab.locator("#recipe pre").text_content().endswith(f"--metrics '{HOSTILE}'")
-    assert tab.locator("#facts dd").first.text_content() == f"tiny {HOSTILE}"
+    assert tab.locator(".chapter > .notice").text_content() == f"3 units failed {HOSTILE}"
+    assert tab.locator("pre.recipe").text_content().endswith(f"--metrics '{HOSTILE}'")
+    assert tab.locator(".facts dd").first.text_content() == f"tiny {HOSTILE}"
     assert any(HOSTILE in text for text in tab.locator(".sentences li").all_text_contents())
     tab.locator(".plot").first.scroll_into_view_if_needed()
     tab.locator(".plot .legendtext").first.wait_for()
     assert HOSTILE in tab.locator(".plot").first.locator(".legendtext").all_text_contents()
-    assert tab.locator("b").count() == 0
+    assert tab.locator("b").count() == tab.locator(".same b").count() > 0
 
 
 @pytest.mark.browser
@@ -187,7 +190,7 @@ def test_csv_holds_the_numbers_in_full(shown, odd_table, curves):
         "100",
     ]
     name, text = downloaded(0)
-    assert name == "points.csv"
+    assert name == "curves.csv"
     pd.testing.assert_frame_equal(
         pd.read_csv(io.StringIO(text), float_precision="round_trip"),
         curves.points,
@@ -199,9 +202,11 @@ def test_csv_holds_the_numbers_in_full(shown, odd_table, curves):
 @pytest.mark.browser
 def test_long_tables_show_their_first_rows_and_then_all(chromium, tmp_path):
     long = pd.DataFrame({"row": range(250)})
-    path = study_page("long", [Section("s", (), {}, {"long": long})]).save(tmp_path / "a.html")
+    path = study_page(Chapter("long", [Section("s", (), {}, {"long": long})])).save(
+        tmp_path / "a.html"
+    )
     with opened(chromium, path) as shown:
-        assert len(table(shown, 0)) == 100
+        assert len(table(shown, 0)) == 15
         shown.tab.locator("th button").click()
         shown.tab.locator("th button").click()
         assert table(shown, 0)[0] == ["249"]
@@ -209,5 +214,94 @@ def test_long_tables_show_their_first_rows_and_then_all(chromium, tmp_path):
         assert more.text_content() == "Show all 250 rows"
         more.click()
         assert [row[0] for row in table(shown, 0)] == [str(row) for row in range(249, -1, -1)]
-        assert not more.is_visible()
+        frame = shown.tab.locator(".table .scrolls > div")
+        assert frame.evaluate("f => f.clientHeight < 0.9 * innerHeight")  # it scrolls by itself
+        more.click()
+        assert len(table(shown, 0)) == 15
         assert shown.complaints == []
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Thirty rows, twenty numbers with intervals, and what people come for in the last column."""
+    rows = 30
+    columns = {"data": "texts", "layer": range(rows)}
+    for place in range(20):
+        value = np.linspace(-1, 1, rows) / 3
+        columns[f"number_{place}"] = value
+        for end, held in (("low", value - 0.1), ("high", value + 0.1), ("n", 8)):
+            columns[f"number_{place}_{end}"] = held
+    comparisons = pd.DataFrame(
+        {"data": "texts", "granularity": "layer", "metric": ["a", "b"], "other": "c"}
+        | {"fraction": 0.5, "difference": [0.1, -0.2], "low": [0.0, -0.3], "high": [0.2, -0.1]}
+        | {"n": 12, "verdict": ["better", "worse"]}
+    )
+    tables = {"number": pd.DataFrame(columns), "comparisons": comparisons}
+    page = study_page(Chapter("wide", [Section("s", (), {}, tables)]))
+    return page.save(tmp_path_factory.mktemp("wide") / "page.html")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1250, 390])
+def test_what_a_wide_table_hides_is_said_and_its_first_column_stays(chromium, wide, width):
+    with opened(chromium, wide, width=width) as shown:
+        assert shown.tab.evaluate("document.documentElement.scrollWidth") <= width
+        block = shown.tab.locator(".table").first
+        hint, frame = block.locator(".hint"), block.locator(".scrolls")
+        shown.settle()
+        hidden = int(hint.text_content().split()[0])
+        assert "more columns to the right: scroll" in hint.text_content() and 5 < hidden < 21
+        assert "more-right" in frame.get_attribute("class")
+        assert "more-left" not in frame.get_attribute("class")
+        first = block.locator("tbody td").first
+        before = first.bounding_box()["x"]
+        frame.locator(".rows").evaluate("rows => rows.scrollTo(1e6, 0)")
+        shown.settle()
+        assert first.bounding_box()["x"] == pytest.approx(before, abs=1)
+        assert first.text_content() == "0"
+        assert not hint.is_visible()
+        assert "more-left" in frame.get_attribute("class")
+        assert "more-right" not in frame.get_attribute("class")
+        assert shown.complaints == []
+
+
+@pytest.mark.browser
+def test_intervals_stand_beside_their_number_and_what_is_the_same_is_said_once(chromium, wide):
+    with opened(chromium, wide) as shown:
+        block = shown.tab.locator(".table").first
+        heads = block.locator("th").all_text_contents()
+        assert heads == ["layer", *(f"number {place}" for place in range(20))]
+        cell = block.locator("tbody tr").first.locator("td").nth(1)
+        assert cell.text_content() == "−0.333 [−0.433, −0.233]"
+        assert cell.get_attribute("title").startswith("-0.3333333333333333 [-0.43333333")
+        assert cell.get_attribute("title").endswith(", n = 8")
+        assert block.locator(".same").text_content() == "The same in all rows: data texts."
+        # thirty rows are not cut off in silence
+        assert len(table(shown, 0)) == 15
+        block.locator("button.more").click()
+        assert len(table(shown, 0)) == 30
+        assert block.locator("button.more").text_content() == "Show the first 15"
+        with shown.tab.expect_download() as download:
+            block.locator(".download").click()
+        names = download.value.path().read_text().splitlines()[0].split(",")
+        assert len(names) == 2 + 4 * 20
+
+
+@pytest.mark.browser
+def test_a_known_table_has_a_title_its_verdict_in_sight_and_meanings(chromium, wide):
+    with opened(chromium, wide, width=1250) as shown:
+        block = shown.tab.locator(".table").nth(1)
+        assert block.locator(".table-head h3").text_content() == "Every comparison of two metrics"
+        heads = block.locator("th").all_text_contents()
+        assert heads == ["metric", "other", "fraction", "verdict", "difference"]
+        verdict = block.locator("th").nth(3)
+        box = verdict.bounding_box()
+        assert box["x"] + box["width"] < 1250
+        tip = verdict.locator("button").get_attribute("title")
+        assert tip.startswith("whether the first named is better or worse")
+        legend = block.locator("details.legend")
+        legend.locator("summary").click()
+        words = legend.locator("dt").all_text_contents()
+        assert words == [*heads, "data", "granularity", "n", "[ , ]"]
+        assert legend.locator("dd").nth(3).text_content() == tip
+        assert "nats per token" in legend.locator("dd").nth(4).text_content()

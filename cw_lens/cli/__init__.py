@@ -12,6 +12,7 @@ from cw_lens.cli.doctor import doctor
 from cw_lens.cli.explain import explain
 from cw_lens.cli.faithfulness import faithfulness
 from cw_lens.cli.paper import paper
+from cw_lens.cli.report import report
 from cw_lens.cli.sinks import sinks
 from cw_lens.cli.tasks import tasks
 from cw_lens.cli.validate import validate
@@ -45,6 +46,7 @@ def main() -> None:
                 "tasks": tasks,
                 "sinks": sinks,
                 "paper": paper,
+                "report": report,
                 "doctor": doctor,
                 "version": version,
             },

@@ -141,7 +141,7 @@ def kept(
 
 
 def say_where(folder: Path, message: str | None) -> None:
-    """Where the page is, and why images are missing, if they are."""
+    """Where the page is; and, last, how to get images of the figures, if there are none."""
+    console.print(f"page: {(folder / 'report.html').resolve()}", soft_wrap=True)
     if message:
         console.print(message, soft_wrap=True, markup=False)
-    console.print(f"page: {(folder / 'report.html').resolve()}", soft_wrap=True)

@@ -69,7 +69,7 @@ def explain(
         "device": device,
     }
     with console.status("importing torch and TransformerLens"):
-        from cw_lens import report, views
+        from cw_lens import explain_report, views
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
         from cw_lens.prompts import tokenize
@@ -96,14 +96,13 @@ def explain(
             progress=lambda done: progress.update(task, completed=done),
         )
     console.print(f"drawing the page, at most {size_budget:g} MB")
-    page = views.explain_page(
-        explanation, size_budget=size_budget * 1e6, recipe=shlex.join(["cw-lens", *sys.argv[1:]])
-    )
+    command = shlex.join(["cw-lens", *sys.argv[1:]])
+    page = views.explain_page(explanation, size_budget=size_budget * 1e6, recipe=command)
     console.print(f"estimated {page.estimated_bytes / 1e6:.1f} MB")
     for omission in page.omissions:
         console.print(f"left out of the page: {omission}")
-    report.write_explanation(out, explanation, page, configuration)
-    worst = report.worst_certificate(explanation.certificates)
+    explain_report.write_explanation(out, explanation, page, configuration, command)
+    worst = explain_report.worst_certificate(explanation.certificates)
     console.print(_first_token_table(explanation))
     console.print(
         f"certificate: sum of alpha v W_O equals every layer's output within "

@@ -86,12 +86,13 @@ def faithfulness(
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
+        from cw_lens.report import write_study
         from cw_lens.scores import resolve_metrics
         from cw_lens.store import opened_store
         from cw_lens.studies.conditions import removals_of
         from cw_lens.studies.curves import removal_curves
         from cw_lens.studies.faithfulness import UNIT_COLUMNS, Study
-        from cw_lens.study_report import headlines, write_faithfulness
+        from cw_lens.study_report import faithfulness_tables
 
     functions = resolve_metrics(metrics)
     removals = removals_of(
@@ -126,9 +127,10 @@ def faithfulness(
         units = store.table()
         with console.status("drawing curves and intervals"):
             curves = removal_curves(units)
-            message = write_faithfulness(out, units, curves, facts, recipe())
+            tables = faithfulness_tables(units, curves)
+            chapter, message = write_study(out, tables, facts, recipe())
     console.print(_table(curves.aopc))
-    for sentence in headlines(curves):
+    for sentence in chapter.sentences:
         console.print(sentence, soft_wrap=True, markup=False)
     say_where(out, message)
 

@@ -82,7 +82,8 @@ def paper(
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
-        from cw_lens.paper_report import PaperRun, write_paper
+        from cw_lens.paper_report import PaperRun, paper_tables
+        from cw_lens.report import write_study
         from cw_lens.studies.curves import removal_curves
         from cw_lens.studies.faithfulness import UNIT_COLUMNS as REMOVAL_COLUMNS
         from cw_lens.studies.faithfulness import Study
@@ -107,13 +108,8 @@ def paper(
     conditions = sweep_conditions(factors, targets=("first",), surgery=(), seeds=seeds)
     removals, functions = curve_removals(wanted, fractions, seeds)
     prepare_folder(out, configuration, resumable=True)
-    columns = {
-        "readings": READING_COLUMNS,
-        "reruns": READING_COLUMNS,
-        "sweep": UNIT_COLUMNS,
-        "curves": REMOVAL_COLUMNS,
-    }
-    with opened_stores(out, configuration, columns) as stores:
+    columns = {"readings": READING_COLUMNS, "reruns": READING_COLUMNS, "sweep": UNIT_COLUMNS}
+    with opened_stores(out, configuration, columns | {"curves": REMOVAL_COLUMNS}) as stores:
         with console.status("reading the corpora"):
             corpora = loaded_corpora(data, examples, field, sample_seed)
         with console.status(f"loading {model}"):
@@ -123,9 +119,8 @@ def paper(
         options: dict[str, Any] = {"space": space, "allow_folded": allow_folded}
         facts = study_facts(loaded, texts, configuration, corpora)
         ground_all(stores, corpora, facts)
-        run = PaperRun(items=wanted, texts=texts, facts=facts, recipe=recipe(), head=head)
-        studies = streamed_studies(needed, loaded, texts, points)
-        if studies:
+        run = PaperRun(wanted, texts, Path(str(facts["model"]["name"])).name, head)
+        if studies := streamed_studies(needed, loaded, texts, points):
             run.readings = kept_pass(stores["readings"], loaded, texts, studies, **options)
         if needed & {SWEEP, CONE}:
             sweep = Sweep(
@@ -148,8 +143,8 @@ def paper(
             kept(stores["curves"], study.run, study.n_batches, "removing values")
             run.curves = removal_curves(stores["curves"].table())
         with console.status("fitting, drawing and bootstrapping"):
-            table, message = write_paper(out, run, points)
-    console.print(_table(table))
+            chapter, message = write_study(out, paper_tables(run, points), facts, recipe())
+    console.print(_table(chapter.sections[0].tables["paper"]))
     say_where(out, message)
 
 

@@ -76,12 +76,8 @@ def sinks(
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
-        from cw_lens.sink_report import (
-            model_label,
-            profile_section,
-            profile_tables,
-            sweep_section,
-        )
+        from cw_lens.report import write_study
+        from cw_lens.sink_report import sink_tables
         from cw_lens.studies.readings import READING_COLUMNS
         from cw_lens.studies.sinks import (
             SINK_STUDIES,
@@ -91,7 +87,6 @@ def sinks(
         )
         from cw_lens.studies.sweep_results import sweep_curves
         from cw_lens.studies.sweeps import UNIT_COLUMNS, Sweep, sweep_conditions
-        from cw_lens.study_report import write_study
         from cw_lens.value_edits import SURGERY
 
     cuts = SURGERY if surgery else ()
@@ -117,24 +112,9 @@ def sinks(
         with console.status("fitting, drawing and bootstrapping"):
             profiles = sink_profiles(readings, reruns, texts)
             curves = sweep_curves(units)
-            name = model_label(facts)
-            sections = [
-                profile_section(p, f"{name}, {p.data}", head=head, recipe=recipe())
-                for p in profiles
-            ]
-            tables = profile_tables(profiles) | {
-                "sweep_units": units,
-                "sweep": curves.points,
-                "sweep_comparisons": curves.comparisons,
-            }
-            message = write_study(
-                out,
-                "What do the attention sinks do?",
-                tables,
-                [sweep_section(curves, name, recipe=recipe()), *sections],
-                facts=facts | {"sink_layers": list(sweep.layers)},
-                recipe=recipe(),
-            )
+            tables = sink_tables(profiles, units, curves, head=head)
+            facts |= {"sink_layers": list(sweep.layers)}
+            _, message = write_study(out, tables, facts, recipe())
     table = Table(title="Change in loss as the sinks' values are edited, nats a token [95 %]")
     for column in ("data", "edit", "target"):
         table.add_column(column)

@@ -92,14 +92,13 @@ def tasks(
         from cw_lens.interventions import masked_values
         from cw_lens.models import load_model
         from cw_lens.removal import plan_of
+        from cw_lens.report import write_study
         from cw_lens.scores import resolve_metrics
         from cw_lens.store import opened_store
         from cw_lens.studies.accuracy import accuracy_table, results_table
         from cw_lens.studies.conditions import removals_of
         from cw_lens.studies.tasks import task_results
-        from cw_lens.study_report import write_study
         from cw_lens.tasks import load_task
-        from cw_lens.views.study_page import Section
 
     functions = resolve_metrics((*metrics, "random"))
     removals = removals_of(
@@ -154,15 +153,11 @@ def tasks(
         table = store.table()
         accuracy = accuracy_table(table)
         facts = {"configuration": configuration, "model": identity, "tasks": sources}
-        message = write_study(
-            out,
-            "What is left of a model's accuracy?",
-            {"results": table, "accuracy": accuracy},
-            [Section("Accuracy", tables={"Accuracy": accuracy})],
-            facts=facts,
-            recipe=recipe(),
-        )
+        tables = {"results": table, "accuracy": accuracy}
+        chapter, message = write_study(out, tables, facts, recipe())
     console.print(_table(accuracy))
+    for sentence in chapter.sentences:
+        console.print(sentence, soft_wrap=True)
     say_where(out, message)
 
 

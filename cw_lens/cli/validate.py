@@ -72,17 +72,15 @@ def validate(
     with console.status("importing torch and TransformerLens"):
         from cw_lens.folders import prepare_folder
         from cw_lens.models import load_model
+        from cw_lens.report import write_study
         from cw_lens.scores import resolve_metrics
         from cw_lens.store import opened_store
         from cw_lens.studies.validation import (
             EFFECT_COLUMNS,
             Ablations,
             scored_ablations,
-            validation_sentences,
             validation_table,
         )
-        from cw_lens.study_report import write_study
-        from cw_lens.views.study_page import Section
 
     functions = resolve_metrics(metrics)
     prepare_folder(out, configuration, resumable=True)
@@ -108,16 +106,8 @@ def validate(
                 allow_folded=allow_folded,
             )
             found = validation_table(scored, list(functions))
-            sentences = validation_sentences(found)
-            message = write_study(
-                out,
-                "Do token scores rank single values as the loss does?",
-                {"ablations": scored, "correlations": found},
-                [Section("Rank correlations", tables={"Correlations": found})],
-                facts=facts,
-                recipe=recipe(),
-                sentences=sentences,
-            )
+            tables = {"ablations": scored, "correlations": found}
+            _, message = write_study(out, tables, facts, recipe())
     table = Table(title="Rank correlation with the measured change in loss, all values")
     for column in ("metric", "effect", "rho", "95 % interval", "within layers", "values"):
         table.add_column(column, justify="left" if column in ("metric", "effect") else "right")

@@ -9,11 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from cw_lens.figures.style import INK, Style, dress, plain, series_styles
+from cw_lens.figures.style import Style, dress, plain, series_styles
 from cw_lens.figures.words import area_caption, area_text, caption, point_text, texts
 from cw_lens.studies.comparisons import conditions
 from cw_lens.studies.curves import RemovalCurves
 from cw_lens.studies.paper import curve_item
+from cw_lens.theme import INK
 
 DIRECTIONS = {"highest": "comprehensiveness", "lowest": "sufficiency"}
 SWITCH_TO_LOG = 5
@@ -45,7 +46,9 @@ def curve_figures(curves: RemovalCurves, *, recipe: str | None = None) -> dict[s
             rows = _of(points, (*key, remove))
             if len(rows):
                 figures[_free_name(figures, (*key, name))] = _curves(rows, styles, meta)
-        figures[_free_name(figures, (*key, "aopc"))] = _areas(_of(curves.aopc, key), styles, meta)
+        if len(curves.aopc):  # the paper's runs of an earlier version kept none
+            areas = _areas(_of(curves.aopc, key), styles, meta)
+            figures[_free_name(figures, (*key, "aopc"))] = areas
     return figures
 
 

@@ -1,11 +1,14 @@
 """Figures as files: a page each, and images where a browser can draw them."""
 
+import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from cw_lens.folders import made_folder, replace_file
+from cw_lens.theme import theme_script
 
 BROWSERS = (
     "chromium",
@@ -68,11 +72,29 @@ def write_figures(
             meta = figure.to_dict()["layout"].get("meta") or {}
             figure.update_layout(meta=meta | {"recipe": recipe})
         path = folder / f"{name}.html"
-        page = figure.to_html(include_plotlyjs="plotly.min.js", config=CONFIG, div_id="figure")
-        replace_file(path, page.encode())
+        replace_file(path, figure_page(figure).encode())
         paths.append(path)
     images, message = _write_images(folder, figures)
     return WrittenFigures((*paths, *images), message)
+
+
+def figure_page(figure: go.Figure) -> str:
+    """A page of one figure and its caption, beside plotly.min.js, in the theme of its reader."""
+    drawn = str(figure.to_json())
+    meta = json.loads(drawn)["layout"].get("meta") or {}
+    words = {
+        "title": meta.get("item") or "cw_lens",
+        "caption": meta.get("caption") or "",
+        "recipe": meta.get("recipe") or "",
+    }
+    parts = {name: html.escape(text) for name, text in words.items()} | {
+        "figure": drawn.replace("<", "\\u003c"),
+        "config": json.dumps(CONFIG),
+        "theme": theme_script(),
+    }
+    page = files("cw_lens.figures").joinpath("figure.html").read_text(encoding="utf-8")
+    # one pass: what is filled in is never searched for names
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], page)
 
 
 def find_browser() -> str | None:
@@ -89,7 +111,10 @@ def _write_images(
     if not figures:
         return (), None
     if find_spec("kaleido") is None:
-        return (), "No PNG and SVG were drawn: kaleido is missing. pip install 'cw-lens[figures]'."
+        return (), (
+            "Figures are in figures/ as pages. To have them as PNG and SVG too: "
+            "pip install 'cw-lens[figures]'."
+        )
     browser = find_browser()
     if browser is None:
         return (), (

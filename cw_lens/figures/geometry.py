@@ -10,10 +10,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from cw_lens.figures.panels import head_maps, interval_lines, tidy, with_caption
-from cw_lens.figures.style import BLUE, GREY, INK, VERMILLION, dress
+from cw_lens.figures.style import dress
 from cw_lens.studies.alignment import Alignment
 from cw_lens.studies.cone import Cone
 from cw_lens.studies.norm_model import NormModel, norm_bins, predicted_norm
+from cw_lens.theme import BLUE, GREY, INK, VERMILLION
 
 MOST_POINTS = 1500
 """Points that one figure draws at most: evenly spaced in their order where there are more."""
@@ -105,12 +106,15 @@ def norm_figure(
             showarrow=False,
         )
     figure.update_xaxes(title_text="attention to the first key", range=[-0.01, 1.02])
-    figure.update_yaxes(title_text="length of the head's output", rangemode="tozero")
+    figure.update_yaxes(
+        title_text="length of the head's output, residual stream units", rangemode="tozero"
+    )
     name = f"layer {fit['layer']:.0f}, head {fit['head']:.0f}"
     dress(figure, f"The norm model of {name}", where, 3)
     return with_caption(
         figure,
-        f"||o|| against the attention to the first key in {name}; {where}; {len(points)} queries, "
+        f"||o||, in units of the residual stream, against the attention to the first key in "
+        f"{name}; {where}; {len(points)} queries, "
         f"of which {len(shown)} are drawn. g = {fit['g']:.3g}, κ = {fit['kappa']:.3g}, "
         f"||v₁|| = {math.sqrt(fit['V']):.3g}, R² of the predicted length {fit['r2_norm']:.3g}. "
         "Compare figure 5b of the paper (arXiv 2606.07604).",
@@ -137,9 +141,9 @@ def norm_overview(model: NormModel, where: str, *, recipe: str | None = None) ->
     )
     return with_caption(
         figure,
-        f"Fits over {model.texts} texts; {where}. g below 0 (blue): the other keys write against "
-        "the first. Empty: no minimum between 0 and 1, or no fit. Compare figure 11 of the paper "
-        "(arXiv 2606.07604).",
+        f"Fits over {model.texts} texts; {where}. g below 0 (orange, with a minus): the "
+        "other keys write against the first. Grey: no minimum between 0 and 1, or no fit. Compare "
+        "figure 11 of the paper (arXiv 2606.07604).",
         recipe,
     )
 
@@ -207,8 +211,9 @@ def cone_figure(
     figure.update_layout(margin={"t": 76})
     return with_caption(
         figure,
-        f"Head outputs of {name} in the plane of μ, the mean direction of the non-sink values, and "
-        f"the sink's own; {where}; {len(points)} outputs, of which {len(shown)} are drawn. "
+        f"Head outputs of {name}, in units of the residual stream, in the plane of μ, the mean "
+        f"direction of the non-sink values, and the sink's own; {where}; {len(points)} outputs, of "
+        f"which {len(shown)} are drawn. "
         f"Mean cone: {fit['cone_angle']:.1f} degrees around μ hold 90 % of the non-sink values. Of "
         f"the shortest quarter of outputs {_percent(fit['inside'])} lie inside with the sink, "
         f"{_percent(fit['inside_without'])} without. Compare figure 6a of the paper (arXiv "

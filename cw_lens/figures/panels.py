@@ -7,19 +7,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from cw_lens.figures.style import (
+from cw_lens.figures.style import STYLES, WIDTH, Style, dress, plain, series_styles
+from cw_lens.theme import (
     BLACK,
     BLUE,
+    DIVERGING,
+    EMPTY,
     GREEN,
     GREY,
     INK,
     ORANGE,
+    PAPER,
     PURPLE,
+    SEQUENTIAL,
     SKY,
     VERMILLION,
-    dress,
-    plain,
 )
 
 CYCLE = (
@@ -34,15 +38,12 @@ CYCLE = (
 )
 """Colour, marker and dash of the series of a figure, in their order."""
 
-DIVERGING = [
-    [0.0, "#053061"],
-    [0.25, "#4393c3"],
-    [0.5, "#f7f7f7"],
-    [0.75, "#e08214"],
-    [1, "#7f3b08"],
-]
-"""Blue below zero, white at it, brown above."""
-SEQUENTIAL = "Blues"
+MOST_HEADS_ABREAST = 12
+"""Maps of layer by head stand side by side up to so many heads, and below each other beyond."""
+SMALLEST_CELL = 5.0
+"""Pixels that a cell must have to each side to bear a minus."""
+STRONG = 0.65
+"""From this share of the scale on a minus is drawn in the paper's colour: the ink would be lost."""
 
 
 def interval_lines(
@@ -67,9 +68,10 @@ def interval_lines(
     """
     figure = go.Figure()
     names = [str(name) for name in table[series].drop_duplicates()]
+    styles = _styles(names)
     for place, name in enumerate(names):
         rows = table.loc[table[series].astype(str) == name]
-        colour, marker, dash = CYCLE[place % len(CYCLE)]
+        colour, marker, dash = styles[place]
         figure.add_trace(
             go.Scatter(
                 name=plain(name),
@@ -149,7 +151,11 @@ def head_maps(
     subtitle: str,
     signed: Sequence[str] = (),
 ) -> go.Figure:
-    """A map of layer by head for each of these columns, side by side, each with its own scale.
+    """A map of layer by head for each of these columns, each with its own scale.
+
+    They stand side by side, or below each other where heads are many. A negative cell of a signed
+    map bears a minus, so that its sign is there without colours, unless it is too small to. A cell
+    without a number is grey.
 
     Args:
         table: one row per layer and head.
@@ -157,58 +163,114 @@ def head_maps(
         title, subtitle: plain text.
         signed: the columns that are drawn around zero, with two colours.
     """
-    from plotly.subplots import make_subplots
-
+    heads, layers = (len(set(table[name].tolist())) for name in ("head", "layer"))
+    stacked = heads > MOST_HEADS_ABREAST
+    columns, rows = (1, len(values)) if stacked else (len(values), 1)
+    gap = 0.16 / max(1, columns - 1) if columns > 1 else 0.1
     figure = make_subplots(
-        1,
-        len(values),
+        rows,
+        columns,
         subplot_titles=[plain(name) for name in values.values()],
-        shared_yaxes=True,
-        horizontal_spacing=0.16 / max(1, len(values) - 1) if len(values) > 1 else 0.1,
+        shared_yaxes=not stacked,
+        horizontal_spacing=gap,
+        vertical_spacing=0.26 / rows,
     )
+    panel = 9 * min(layers, 60) + (40 if stacked else 68)
+    width = (WIDTH - 78) * (0.86 if stacked else (1 - gap * (columns - 1)) / columns)
+    cell = min(width / heads, panel / layers)
     for place, (column, name) in enumerate(values.items(), start=1):
         grid = table.pivot(index="layer", columns="head", values=column)
-        numbers = grid.to_numpy(dtype=float)
-        finite = np.abs(numbers[np.isfinite(numbers)])
-        size = float(np.quantile(finite, 0.98)) if len(finite) else 1.0
-        around = column in signed
-        left, right = figure.to_dict()["layout"][f"xaxis{'' if place == 1 else place}"]["domain"]
-        figure.add_trace(
-            go.Heatmap(
-                z=[[None if not np.isfinite(v) else v for v in row] for row in numbers],
-                x=[int(head) for head in grid.columns],
-                y=[int(layer) for layer in grid.index],
-                colorscale=DIVERGING if around else SEQUENTIAL,
-                zmid=0 if around else None,
-                zmin=-size if around else 0,
-                zmax=size or 1.0,
-                colorbar={
-                    "orientation": "h",
-                    "x": (left + right) / 2,
-                    "len": right - left,
-                    "y": -0.16,
-                    "yanchor": "top",
-                    "thickness": 10,
-                    "tickfont": {"size": 10},
-                    "nticks": 4,
-                },
-                hovertemplate="layer %{y}, head %{x}<br>"
-                + f"{plain(name)} %{{z:.4g}}<extra></extra>",
-            ),
-            row=1,
-            col=place,
-        )
-        figure.update_xaxes(title_text="head", title_standoff=2, row=1, col=place)
+        row, col = (place, 1) if stacked else (1, place)
+        axes = figure.to_dict()["layout"]
+        number = "" if place == 1 else place
+        bar = _bar_place(axes[f"xaxis{number}"], axes[f"yaxis{number}"], stacked)
+        drawn = _head_map(grid, name, around=column in signed, bar=bar)
+        figure.add_trace(drawn, row=row, col=col)
+        if column in signed and cell >= SMALLEST_CELL:
+            for marks in _minus_signs(grid, drawn.to_plotly_json()["zmax"], 0.7 * min(cell, 11.0)):
+                figure.add_trace(marks, row=row, col=col)
+        figure.update_xaxes(title_text="head", title_standoff=2, row=row, col=col)
+        if stacked or place == 1:
+            figure.update_yaxes(title_text="layer", row=row, col=col)
     dress(figure, title, subtitle, 0)
-    layers = table["layer"].nunique()
-    figure.update_yaxes(title_text="layer", row=1, col=1)
-    figure.update_yaxes(showgrid=False)
-    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False, range=_ends(table["layer"].tolist()))
+    figure.update_xaxes(showgrid=False, range=_ends(table["head"].tolist()))
     figure.update_annotations(font_size=12)
     figure.update_layout(
-        height=260 + 9 * min(layers, 60), margin={"t": 84, "b": 108}, showlegend=False
+        height=rows * (panel + (70 if stacked else 0)) + (110 if stacked else 192),
+        margin={"t": 84, "b": 50 if stacked else 108},
+        showlegend=False,
+        plot_bgcolor=EMPTY,
     )
     return figure
+
+
+def _ends(numbers: Sequence[int]) -> list[float]:
+    return [min(numbers) - 0.5, max(numbers) + 0.5]
+
+
+def _bar_place(x: Mapping[str, Any], y: Mapping[str, Any], stacked: bool) -> dict[str, Any]:
+    """Where the colour bar of a panel stands: below it, or at its right."""
+    shape: dict[str, Any] = {"thickness": 10, "tickfont": {"size": 10}, "nticks": 4}
+    if stacked:
+        (low, high) = y["domain"]
+        return shape | {"x": 1.0, "xpad": 4, "y": (low + high) / 2, "len": high - low}
+    left, right = x["domain"]
+    return shape | {
+        "orientation": "h",
+        "x": (left + right) / 2,
+        "len": right - left,
+        "y": -0.16,
+        "yanchor": "top",
+    }
+
+
+def _head_map(grid: pd.DataFrame, name: str, *, around: bool, bar: dict[str, Any]) -> go.Heatmap:
+    numbers = grid.to_numpy(dtype=float)
+    finite = np.abs(numbers[np.isfinite(numbers)])
+    size = float(np.quantile(finite, 0.98)) if len(finite) else 1.0
+    return go.Heatmap(
+        z=[[None if not np.isfinite(v) else v for v in row] for row in numbers],
+        x=[int(head) for head in grid.columns],
+        y=[int(layer) for layer in grid.index],
+        colorscale=DIVERGING if around else SEQUENTIAL,
+        zmid=0 if around else None,
+        zmin=-(size or 1.0) if around else 0,
+        zmax=size or 1.0,
+        colorbar=bar,
+        hovertemplate="layer %{y}, head %{x}<br>" + f"{plain(name)} %{{z:.4g}}<extra></extra>",
+    )
+
+
+def _minus_signs(grid: pd.DataFrame, end: float, length: float) -> list[go.Scatter]:
+    """A minus on each negative cell, in the ink or, where the cell is strong, in the paper."""
+    places = [
+        (x, y, value)
+        for y, row in zip(grid.index.tolist(), grid.to_numpy(dtype=float).tolist(), strict=True)
+        for x, value in zip(grid.columns.tolist(), row, strict=True)
+        if value < 0
+    ]
+    signs = []
+    for colour, strong in ((INK, False), (PAPER, True)):
+        held = [(x, y) for x, y, value in places if (-value >= STRONG * end) == strong]
+        if held:
+            signs.append(
+                go.Scatter(
+                    name="negative",
+                    x=[x for x, _ in held],
+                    y=[y for _, y in held],
+                    mode="markers",
+                    marker={
+                        "symbol": "line-ew",
+                        "size": length,
+                        "color": colour,
+                        "line": {"width": 1, "color": colour},
+                    },
+                    hoverinfo="skip",
+                    showlegend=False,
+                )
+            )
+    return signs
 
 
 def with_caption(figure: go.Figure, caption: str, recipe: str | None) -> go.Figure:
@@ -226,6 +288,13 @@ def interval_text(name: str, row: Mapping[str, Any], x: str, value: str) -> str:
         number += f" [{row['low']:.4g}, {row['high']:.4g}]"
     text += number.replace("-", "−")
     return text + (f"<br>{int(row['n'])} texts" if "n" in row else "")
+
+
+def _styles(names: Sequence[str]) -> list[Style]:
+    """Those of the metrics where some series are metrics, which look the same in all figures."""
+    if not set(names) & set(STYLES):
+        return [CYCLE[place % len(CYCLE)] for place in range(len(names))]
+    return list(series_styles([(name, name, "online") for name in names]).values())
 
 
 def _bars(rows: pd.DataFrame, value: str, colour: str) -> dict[str, Any] | None:

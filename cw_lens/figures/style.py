@@ -8,11 +8,22 @@ from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
+from cw_lens.theme import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RULE,
+    SKY,
+    VERMILLION,
+)
+
 Style = tuple[str, str, str]
 """Colour, marker and dash."""
-
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#767676"
 
 STYLES = {
     "attention": (BLACK, "circle", "solid"),
@@ -37,9 +48,10 @@ OTHER_STYLES = (
 """Those of a user's own metrics, in alphabetical order, from the start again after the last."""
 
 WIDTH = 540
-"""Of a figure, in pixels: a column of text with letters of 7 points."""
+"""Of a figure, in pixels. In a column of text 5.5 inches wide, 7 points are 9.6 of them."""
+SMALLEST = 10
+"""Of letters, in pixels."""
 FONT = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
-INK, RULE = "#1c1c1e", "#e3e3e6"
 
 
 def series_styles(series: Iterable[tuple[str, str, str]]) -> dict[str, Style]:
@@ -73,11 +85,11 @@ def dress(figure: go.Figure, title: str, subtitle: str, entries: int) -> None:
         width=WIDTH,
         height=380 + legend,
         margin={"l": 62, "r": 16, "t": 58, "b": 56 + legend},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
         font={"family": FONT, "size": 12, "color": INK},
         title={
-            "text": f"{plain(title)}<br><sup>{plain(subtitle)}</sup>",
+            "text": f"{plain(title)}<br><span style='font-size:11px'>{plain(subtitle)}</span>",
             "x": 0,
             "xref": "paper",
             "font": {"size": 14},

@@ -7,6 +7,7 @@ from plotly.subplots import make_subplots
 
 from cw_lens.figures.panels import interval_lines, interval_rows, with_caption
 from cw_lens.figures.style import dress, plain
+from cw_lens.theme import SEQUENTIAL
 
 FACTORS = {
     "attention": "α",
@@ -69,14 +70,14 @@ def joint_figure(joint: pd.DataFrame, where: str, *, recipe: str | None = None) 
                 x=edges["x"].tolist(),
                 y=edges["y"].tolist(),
                 z=[[None if np.isnan(v) else v for v in row] for row in np.log10(grid.to_numpy())],
-                colorscale="Blues",
+                colorscale=SEQUENTIAL,
                 showscale=place == len(pairs),
                 colorbar={
-                    "title": {"text": "points<br>(log₁₀)", "font": {"size": 11}},
+                    "title": {"text": "edges<br>(log₁₀)", "font": {"size": 11}},
                     "thickness": 10,
                     "tickfont": {"size": 10},
                 },
-                hovertemplate="%{x:.2f}, %{y:.2f}<br>10^%{z:.1f} points<extra></extra>",
+                hovertemplate="%{x:.2f}, %{y:.2f}<br>10^%{z:.1f} edges<extra></extra>",
             ),
             row=1,
             col=place,
@@ -89,8 +90,9 @@ def joint_figure(joint: pd.DataFrame, where: str, *, recipe: str | None = None) 
     figure.update_layout(height=330, showlegend=False)
     return with_caption(
         figure,
-        f"Points in each cell; {where}. Logarithms of base 10, of the cosine itself. Compare "
-        "figure 7 of the paper (arXiv 2606.07604).",
+        f"Edges in each cell, of {joint['points'].sum() // max(1, len(pairs)):,} sampled; {where}. "
+        "Logarithms of base 10, the cosine as it is. Compare figure 7 of the paper "
+        "(arXiv 2606.07604).",
         recipe,
     )
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from cw_lens.errors import InputError
 from cw_lens.statistics import CONFIDENCE, bootstrap_mean
+from cw_lens.studies.comparisons import FEWEST_TEXTS
 from cw_lens.studies.tasks import ItemResult
 
 UNMASKED = "none"
@@ -89,6 +90,38 @@ def accuracy_table(
             | {"difference_low": lost.low, "difference_high": lost.high}
         )
     return pd.DataFrame(rows)
+
+
+def accuracy_sentences(accuracy: pd.DataFrame) -> tuple[str, ...]:
+    """Of each task and metric, what removing the largest fraction costs, the least costly first.
+
+    Args:
+        accuracy: of `accuracy_table`.
+    """
+    told = []
+    removed = accuracy.loc[accuracy["fraction"] > 0]
+    for names, rows in cast(list, list(removed.groupby(["task", "remove"], sort=False))):
+        clean = accuracy.loc[(accuracy["task"] == names[0]) & (accuracy["fraction"] == 0)]
+        last = rows.loc[rows["fraction"] == rows["fraction"].max()]
+        last = last.sort_values("difference", ascending=False)
+        told += [_sentence(row, clean.to_dict("records")[0]) for row in last.to_dict("records")]
+    return tuple(told)
+
+
+def _sentence(row: dict[str, Any], clean: dict[str, Any]) -> str:
+    what = f"the {row['remove']} {100 * row['fraction']:g} % by {row['metric']} removed"
+    numbers = (
+        f"{row['accuracy']:.3f} against {clean['accuracy']:.3f}, difference "
+        f"{row['difference']:+.3f} [{row['difference_low']:+.3f}, {row['difference_high']:+.3f}], "
+        f"{row['n']} questions"
+    ).replace("-", "−")
+    start = f"{row['task']}, {what}"
+    if row["n"] < FEWEST_TEXTS:
+        return f"{start}: no verdict from fewer than {FEWEST_TEXTS} questions ({numbers})."
+    if row["difference_low"] <= 0 <= row["difference_high"]:
+        return f"{start}: accuracy is not distinguishable from the unmasked run's ({numbers})."
+    moved = "falls" if row["difference"] < 0 else "rises"
+    return f"{start}: accuracy {moved} ({numbers})."
 
 
 def _by_example(results: pd.DataFrame) -> pd.Series:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from cw_lens.errors import InputError, require_known
+from cw_lens.errors import InputError, require_known, spans
 from cw_lens.layer import LayerAttention
 from cw_lens.sinks import SINK_DETECTORS
 from cw_lens.studies.alignment import mean_tables, text_values, texts_together, with_counts
@@ -128,7 +128,7 @@ def outputs_in_frames(clean: TextReading, *, study: str = "cone") -> LayerStudy:
         if layer.index not in clean.layers or not same_text:
             raise InputError(
                 f"layer {layer.index} has no frame in {clean.data}, example {clean.example}, of "
-                f"layers {', '.join(map(str, clean.layers))}: it is of "
+                f"layers {spans(clean.layers)}: it is of "
                 f"{'a layer not read' if same_text else 'another text'}. Read the same text again."
             )
         place = clean.layers.index(layer.index)
@@ -199,7 +199,7 @@ def cone_points(
         if layer not in text.layers or not 0 <= head < held["a"].shape[1]:
             raise InputError(
                 f"layer {layer}, head {head} was not read; there are layers "
-                f"{', '.join(map(str, text.layers))} with {held['a'].shape[1]} heads at most."
+                f"{spans(text.layers)} with {held['a'].shape[1]} heads at most."
             )
         at = (text.layers.index(layer), head)
         x, y, norm, attention = (

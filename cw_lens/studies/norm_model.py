@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, spans
 from cw_lens.layer import LayerAttention
 from cw_lens.noise import mixed, uniform
 from cw_lens.statistics import Estimate, bootstrap_together, interval_columns
@@ -169,7 +169,7 @@ def norm_points(
     if row.empty:
         raise InputError(
             f"layer {layer}, head {head} was not fitted; there are layers "
-            f"{', '.join(map(str, sorted(set(model.heads['layer']))))} with "
+            f"{spans(model.heads['layer'].tolist())} with "
             f"{model.heads['head'].max() + 1} heads at most."
         )
     g, kappa, V = (float(row[name].iloc[0]) for name in ("g", "kappa", "V"))

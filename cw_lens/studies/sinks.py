@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cw_lens.errors import InputError
+from cw_lens.errors import InputError, spans
 from cw_lens.interventions import scaled_values
 from cw_lens.runs import layer_indices
 from cw_lens.studies.alignment import Alignment, alignment, layer_alignment
@@ -112,7 +112,7 @@ def require_head(model: Any, head: tuple[int, int] | None) -> None:
     if head[0] not in layers or not 0 <= head[1] < heads:
         raise InputError(
             f"layer {head[0]}, head {head[1]} does not exist; there are layers "
-            f"{', '.join(map(str, layers))} with {heads} heads."
+            f"{spans(layers)} with {heads} heads."
         )
 
 
