@@ -15,7 +15,7 @@ DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore 
 	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt -e '.[dev]'
 	touch $@
 
-.PHONY: demo test test-tl3 check bench tables clean
+.PHONY: demo test test-tl3 check bench tables docs clean
 
 demo: .venv/ready
 	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
@@ -46,5 +46,9 @@ tables: .venv/ready .venv-tl3/ready
 	.venv-tl3/bin/python -m tests.what_works
 	.venv/bin/python benchmarks/precision.py
 
+# The documentation site: docs/_build/html/index.html, which opens from the disk.
+docs: .venv/ready
+	.venv/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
+
 clean:
-	rm -rf .venv .venv-tl3 runs .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-tl3 runs docs/_build docs/notebooks .pytest_cache .ruff_cache .hypothesis *.egg-info

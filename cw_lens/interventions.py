@@ -42,9 +42,11 @@ def masked_values(model: Any, where: Where | OnlinePlan) -> Iterator[None]:
         where: a plan of `removal_plan`, or masks as `scaled_values` takes them.
 
     Raises:
-        As `scaled_values`; what a plan chooses may lack any weight, which is no error. An online
-        plan is refused with UnsupportedModelError where the pattern shows only after it was used,
-        and with InputError where other token ids than its prompts' are run.
+        InputError: as `scaled_values`; other token ids than an online plan's prompts' are run.
+        UnsupportedModelError: as `scaled_values`; an online plan where the pattern shows only
+            after it was used.
+        InterventionError: as `scaled_values`; what a plan chooses may lack any weight, which is
+            no error.
     """
     if isinstance(where, OnlinePlan):
         changes: dict[int, Change] = {i: OnlineMask(where) for i in where.layers}
