@@ -47,11 +47,18 @@ if TYPE_CHECKING:
     from cw_lens.scores import token_scores as token_scores
     from cw_lens.sinks import SINK_DETECTORS as SINK_DETECTORS
     from cw_lens.sinks import find_sinks as find_sinks
+    from cw_lens.statistics import Estimate as Estimate
+    from cw_lens.statistics import bootstrap_mean as bootstrap_mean
     from cw_lens.studies.curves import RemovalCurves as RemovalCurves
     from cw_lens.studies.curves import removal_curves as removal_curves
     from cw_lens.studies.explain import Explanation as Explanation
     from cw_lens.studies.explain import explain as explain
     from cw_lens.studies.faithfulness import faithfulness as faithfulness
+    from cw_lens.studies.sinks import SinkProfile as SinkProfile
+    from cw_lens.studies.sinks import sink_profile as sink_profile
+    from cw_lens.studies.sinks import sink_sweep as sink_sweep
+    from cw_lens.studies.sweep_results import SweepCurves as SweepCurves
+    from cw_lens.studies.sweep_results import sweep_curves as sweep_curves
     from cw_lens.value_edits import EditPlan as EditPlan
     from cw_lens.value_edits import ValueEdit as ValueEdit
     from cw_lens.views import Page as Page
@@ -93,9 +100,12 @@ _HOME = {
     "removal": ["removal_plan"],
     "scores": ["TokenScores", "token_scores"],
     "sinks": ["SINK_DETECTORS", "find_sinks"],
+    "statistics": ["Estimate", "bootstrap_mean"],
     "studies.curves": ["RemovalCurves", "removal_curves"],
     "studies.explain": ["Explanation", "explain"],
     "studies.faithfulness": ["faithfulness"],
+    "studies.sinks": ["SinkProfile", "sink_profile", "sink_sweep"],
+    "studies.sweep_results": ["SweepCurves", "sweep_curves"],
     "value_edits": ["EditPlan", "ValueEdit"],
     "views": ["Page", "compare", "explain_page", "show_heads", "show_overview", "show_tokens"],
     "wrapping": ["wrap_model"],
