@@ -15,7 +15,7 @@ DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore 
 	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt -e '.[dev]'
 	touch $@
 
-.PHONY: demo test test-tl3 check bench tables docs clean
+.PHONY: demo test test-tl3 check notebooks bench tables docs clean
 
 demo: .venv/ready
 	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
@@ -34,6 +34,11 @@ check: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/lint-imports
+
+# Runs every notebook top to bottom and writes it back, its outputs as a code host can show them.
+notebooks: .venv/ready
+	scripts/install-chromium.sh
+	.venv/bin/python scripts/execute_notebooks.py
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
