@@ -177,7 +177,7 @@ def require_explained(command: str, tables: dict[str, pd.DataFrame]) -> None:
     for name, table in tables.items():
         columns = {re.sub(r"_(low|high|n)$", "", column) for column in table.columns} - set(METRICS)
         missing |= {f"{name}.{column}" for column in columns if column not in said}
-    assert not missing
+    assert sorted(missing) == []
 
 
 @pytest.mark.browser

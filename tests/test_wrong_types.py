@@ -34,7 +34,7 @@ CASES = {
     "enter(0.0, {0: [True]})": "layer 0: the mask is a list; it must be a torch.bool tensor of",
     "enter(0.0, [marks])": "where is a list; it must map layers to masks, such as",
     "enter(0.0, {True: marks})": "layer True has no attention to write into; those that have are",
-    "enter(0.0, {2: marks})": "layer 2 has no attention to write into; those that have are 0, 1",
+    "enter(0.0, {2: marks})": "layer 2 has no attention to write into; those that have are 0 to 1",
     "enter(float('nan'), {0: marks})": "the factor is nan; it must be a finite number",
     "enter('0', {0: marks})": "the factor is '0'; it must be a finite number, such as 0 or 0.5",
     "study(fractions=0.5)": "the fractions are 0.5; give at least one above 0 and up to 1",
