@@ -5,6 +5,7 @@ import torch
 from cw_lens.certificates import Certificate
 from cw_lens.layer import LayerAttention, layer_attention
 from cw_lens.prompts import Prompts
+from cw_lens.runs import Run
 from cw_lens.scores import layer_scores, resolve_metrics, stacked_scores
 from cw_lens.sinks import cosine
 from cw_lens.studies.explain import SHOWN_METRICS, Explanation
@@ -87,3 +88,15 @@ def _layer(
         causal=causal,
         gate=torch.rand(1, heads, length, 5, generator=generator) if gated else None,
     )
+
+
+def made_up_run(*, tokens: int, heads: int, layers: int, seed: int = 0) -> Run:
+    """A random model's run of one text."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [_layer(i, tokens, heads, True, generator, gated=False) for i in range(layers)]
+    certificates = tuple(
+        Certificate(index, 1e-7, 2e-7, 1e-4, 0, "float32", "residual") for index in range(layers)
+    )
+    ids = torch.arange(100, 100 + tokens)[None]
+    names = (tuple(f"·t{i}" for i in range(tokens)),)
+    return Run(Prompts(ids, ids > 0, names, (True,)), tuple(made), certificates)

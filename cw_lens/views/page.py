@@ -109,11 +109,3 @@ def filled(template: str, parts: dict[str, str]) -> str:
 def asset(name: str) -> str:
     """A file that lies beside this one."""
     return files("cw_lens.views").joinpath(name).read_text(encoding="utf-8")
-
-
-_asset = asset
-
-
-def _library(package: str, path: str) -> str:
-    text = files(package).joinpath(path).read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -184,7 +184,7 @@ function legend(stored) {
 
 // A picture for a paper is light, whatever the theme of the page.
 const pictureButton = {
-  name: "picture", title: "Download as SVG", icon: Plotly.Icons.camera,
+  name: "picture", title: "Download as SVG", get icon() { return Plotly.Icons.camera; }, // read once plotly is there
   click: (plot) => Plotly.downloadImage({ data: plot.stored.data, layout: plot.stored.layout },
     { format: "svg", width: plot.stored.layout.width, height: plot.stored.layout.height, filename: "figure" }),
 };
@@ -290,17 +290,23 @@ function followReading() {
   look();
 }
 
-document.title = PAGE.title;
-document.getElementById("title").textContent = PAGE.title;
-document.getElementById("notices").append(...PAGE.notices.map((text) => element("p", { text })));
-document.getElementById("notices").hidden = !PAGE.notices.length;
-document.getElementById("chapters").append(...PAGE.chapters.map(chapter));
-if (contents.querySelectorAll("a").length > 2) {
-  contents.hidden = false;
-  document.body.classList.add("with-contents");
-  const wide = matchMedia("(min-width: 1250px)");
-  const unfold = () => { contents.querySelector("details").open = wide.matches; };
-  wide.addEventListener("change", unfold);
-  unfold();
-  followReading();
+function start() {
+  document.title = PAGE.title;
+  document.getElementById("title").textContent = PAGE.title;
+  document.getElementById("notices").append(...PAGE.notices.map((text) => element("p", { text })));
+  document.getElementById("notices").hidden = !PAGE.notices.length;
+  document.getElementById("chapters").append(...PAGE.chapters.map(chapter));
+  if (contents.querySelectorAll("a").length > 2) {
+    contents.hidden = false;
+    document.body.classList.add("with-contents");
+    const wide = matchMedia("(min-width: 1250px)");
+    const unfold = () => { contents.querySelector("details").open = wide.matches; };
+    wide.addEventListener("change", unfold);
+    unfold();
+    followReading();
+  }
+  tellHeight();
+  document.documentElement.dataset.state = "ready";
 }
+
+loadLibraries().then(start);

@@ -14,7 +14,8 @@ from cw_lens import __version__
 from cw_lens.errors import InputError
 from cw_lens.theme import theme_script
 from cw_lens.views.columns import COUNT, HIGH, LOW, TABLES, TableWords, meaning
-from cw_lens.views.page import Page, _asset, _library
+from cw_lens.views.libraries import library_elements
+from cw_lens.views.page import Page, asset, filled
 from cw_lens.views.payload import script_json
 
 
@@ -98,16 +99,16 @@ def _page(title: str, notices: Sequence[str], chapters: Sequence[Chapter], *, jo
         "notices": list(notices),
         "chapters": [_chapter(chapter) for chapter in chapters],
     }
+    own = "\n".join((asset("loader.js"), theme_script(), asset("study.js")))
     parts = {
-        "css": _asset("page.css"),
-        "own_css": _asset("study.css"),
+        "css": asset("page.css"),
+        "own_css": asset("study.css"),
         "data": script_json(payload),
-        "plotly": _library("plotly", "package_data/plotly.min.js"),
-        "script": f'(() => {{\n"use strict";\n{theme_script()}\n{_asset("study.js")}\n}})();',
+        "libraries": library_elements(["plotly"]),
+        "script": f'(() => {{\n"use strict";\n{own}\n}})();',
         "version": __version__,
     }
-    # one pass: what is filled in is never searched for names
-    document = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("study.html"))
+    document = filled("study.html", parts)
     return Page(document, len(document.encode()), ())
 
 
