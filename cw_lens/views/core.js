@@ -46,10 +46,12 @@ function metricLabel(name) {
 
 // Numbers out of base64: 16-bit multiples of a unit, or 32-bit floats, both little-endian.
 function decode(packed) {
-  const text = atob(packed.int16 ?? packed.float32);
-  const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
-  if (packed.float32 !== undefined) return new Float32Array(bytes.buffer);
-  return Float32Array.from(new Int16Array(bytes.buffer), (step) => step * packed.unit);
+  const { buffer } = bytesOf(packed.int16 ?? packed.float32);
+  if (packed.float32 !== undefined) return new Float32Array(buffer);
+  const steps = new Int16Array(buffer);
+  const values = new Float32Array(steps.length);
+  for (let at = 0; at < steps.length; at++) values[at] = steps[at] * packed.unit;
+  return values;
 }
 
 // An element; text is always set as text, never parsed.

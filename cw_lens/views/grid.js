@@ -1,6 +1,6 @@
 // The heads of one layer: all of them small, drawn by circuitsvis, and one large beside them.
 
-const GRID_CELLS = 64_000; // more, and a switch takes seconds
+const GRID_CELLS = 41_000; // more, and a switch takes seconds
 const LARGE_TOKENS = 400;
 const GRID_POSITIVE = "#0b4a8f"; // mixed with white by circuitsvis, in both themes
 const GRID_NEGATIVE = "#9c4a02";

@@ -1,8 +1,14 @@
 // The libraries of a page: packed in it, or asked of the notebook that shows it.
 
+function bytesOf(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length); // a plain loop is several times faster than .from
+  for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
+  return bytes;
+}
+
 async function unpacked(base64) {
-  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }
 
