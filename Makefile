@@ -44,6 +44,7 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
 	.venv/bin/python benchmarks/faithfulness.py
 	.venv/bin/python benchmarks/studies.py
+	.venv/bin/python benchmarks/views.py
 
 # The generated pages of docs/.
 tables: .venv/ready .venv-tl3/ready
