@@ -72,7 +72,7 @@ def figure_page(figure: go.Figure) -> str:
     meta = json.loads(drawn)["layout"].get("meta") or {}
     words = {
         "title": meta.get("item") or "cw_lens",
-        "caption": meta.get("caption") or "",
+        "caption": (meta.get("caption") or "").replace(" %", "\u00a0%"),
         "recipe": meta.get("recipe") or "",
     }
     parts = {name: html.escape(text) for name, text in words.items()} | {
