@@ -15,7 +15,7 @@ DEMO_TEXT ?= The river froze early that winter, and the ferry was pulled ashore 
 	.venv-tl3/bin/python -m pip install --quiet -c constraints-tl3.txt -e '.[dev]'
 	touch $@
 
-.PHONY: demo test test-tl3 check notebooks bench tables docs clean
+.PHONY: demo test test-tl3 check notebooks screenshots bench tables docs clean
 
 demo: .venv/ready
 	.venv/bin/cw-lens explain --text "$(DEMO_TEXT)" --out runs/demo
@@ -40,6 +40,11 @@ notebooks: .venv/ready
 	scripts/install-chromium.sh
 	.venv/bin/python scripts/execute_notebooks.py
 
+# Pictures of every view, figure and report page, to be looked at: screenshots/index.html.
+screenshots: .venv/ready
+	scripts/install-chromium.sh
+	.venv/bin/python scripts/screenshots.py
+
 bench: .venv/ready
 	.venv/bin/python benchmarks/capture.py
 	.venv/bin/python benchmarks/faithfulness.py
@@ -57,4 +62,4 @@ docs: .venv/ready
 	.venv/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean:
-	rm -rf .venv .venv-tl3 runs docs/_build docs/notebooks .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-tl3 runs screenshots docs/_build docs/notebooks .pytest_cache .ruff_cache .hypothesis *.egg-info

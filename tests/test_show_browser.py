@@ -135,6 +135,21 @@ def test_heads_follow_the_metric_the_layer_the_prompt_and_the_mouse(shown, run):
     np.testing.assert_allclose(lower(large(page)), lower(exact), atol=1e-4)
 
 
+def test_the_small_heads_tell_their_negative_cells_and_the_chosen_one(shown, run):
+    page = shown(cw_lens.show_heads(run, 0))
+    page.show_heads(4)
+    assert page.tab.locator("#head-grid [aria-pressed=true]").get_attribute("data-head") == "-1"
+    edges = inter_head_contributions(run.layers[0].text(0))[0].numpy()
+    top = float(page.tab.locator("#grid-bar .bar").get_attribute("data-top"))
+    for head, exact in enumerate(edges):
+        dots = page.tab.locator(f"#head-grid [data-head='{head}'] .dots path")
+        drawn = sum(path.get_attribute("d").count("M") for path in dots.all())
+        assert drawn == (exact < -top / 20).sum()
+    page.tab.locator("#grid-controls input[value=attention]").check(force=True)
+    page.settle()
+    assert page.tab.locator("#head-grid .dots").count() == 0
+
+
 def test_a_query_is_what_is_clicked(shown, run):
     page = shown(cw_lens.show_tokens(run))
     layers = [layer.text(0) for layer in run.layers]
@@ -151,6 +166,7 @@ def test_a_query_is_what_is_clicked(shown, run):
     before = page.tab.evaluate(FILLS, "line-lower")
     page.tab.locator("#line-lower .token").nth(3).click()
     assert "What query 3" in page.tab.locator("#text-query").text_content()
+    assert "(mean over layers 0-2, " in page.tab.locator("#text-query").text_content()
     for line, exact in zip(("line-attention", "line-lower"), expected(3), strict=True):
         np.testing.assert_allclose(page.tab.evaluate(FILLS, line), exact, atol=2e-2)
     assert page.tab.locator("#line-lower .token.unseen").count() == len(A) - 4

@@ -17,6 +17,7 @@ from cw_lens.figures.geometry import (
     norm_overview,
     sink_components,
 )
+from cw_lens.figures.outcomes import accuracy_figure
 from cw_lens.figures.panels import head_maps, interval_rows
 from cw_lens.figures.style import plain
 from cw_lens.figures.sweeps import surgery_figure, sweep_figure
@@ -334,3 +335,12 @@ def test_a_sweep_without_surgery_has_no_such_figure():
     units = made_up()
     units = units[units["edit"].isin(["no_op", "scale", "random"])]
     assert surgery_figure(sweep_curves(units, resamples=50), "texts", "m") is None
+
+
+def test_the_axis_of_accuracy_holds_shares_alone():
+    row = {"task": "boolq", "metric": "attention", "remove": "lowest", "n": 40}
+    row |= {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
+    table = pd.DataFrame([row | {"fraction": 0.0, "remove": "none"}, row | {"fraction": 0.7}])
+    figure = accuracy_figure(table, "boolq", "lowest", "model")
+    low, high = figure.layout.xaxis.range
+    assert low == 0 and 0.7 < high < 0.8

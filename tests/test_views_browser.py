@@ -217,12 +217,37 @@ def test_each_colour_bar_prints_both_of_its_ends(chromium, tmp_path, width):
     assert bars[3][0] == f"−{bars[3][2]}"
 
 
+@pytest.mark.parametrize(("width", "named"), [(1280, True), (390, False)])
+def test_tokens_are_named_along_a_map_only_where_there_is_room(chromium, tmp_path, width, named):
+    explanation = made_up_explanation(words(16), heads=2, layers=1, chosen=(0,))
+    path = explain_page(explanation).save(tmp_path / "room.html")
+    with opened(chromium, path, width=width) as page:
+        ticks = page.plots("factors")[0]["ticks"]
+        assert all(tick.isdigit() for tick in ticks) != named
+        assert page.tab.evaluate(
+            "() => { const boxes = [...document.querySelectorAll('#factor-attention .ytick text')]"
+            ".map((t) => t.getBoundingClientRect()).sort((a, b) => a.top - b.top);"
+            " return boxes.every((b, at) => !at || b.top > boxes[at - 1].top + b.height / 2); }"
+        )
+
+
+def test_words_of_tables_stay_whole_on_a_phone(chromium, path):
+    with opened(chromium, path, width=390) as page:
+        page.tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        heights = page.tab.evaluate(
+            "[...document.querySelectorAll('#certificates td')].map((t) => t.offsetHeight)"
+        )
+        assert max(heights) < 32
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_the_maps_show_the_profile_and_open_a_head(page, explanation):
     plots = {plot["name"].removeprefix("map-"): plot for plot in page.plots("maps")}
     for name, plot in plots.items():
         exact = getattr(explanation.heads, name).numpy()
         np.testing.assert_allclose(np.array(plot["z"]).T, exact, rtol=1e-5)
         assert plot["top"] >= np.abs(exact).max() * 0.999
+        assert len(plot["bar"]) == 3
     for signed, unsigned in (("first_contribution", "first_value_weighted"), ("net", "gross")):
         assert plots[signed]["bottom"] == -plots[signed]["top"]
         assert plots[signed]["top"] == plots[unsigned]["top"]

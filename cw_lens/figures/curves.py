@@ -102,7 +102,7 @@ def _axes(figure: go.Figure, points: pd.DataFrame) -> None:
         tickformat=".0%",
         range=[0, end],
     )
-    figure.update_yaxes(title_text="perplexity")
+    figure.update_yaxes(title_text="perplexity", title_standoff=8, automargin=True)
     if not len(clean):
         return
     level = median(clean.tolist())

@@ -4,9 +4,6 @@ import html
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -15,18 +12,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from cw_lens.browsers import driven, find_browser
 from cw_lens.folders import made_folder, replace_file
 from cw_lens.theme import theme_script
-
-BROWSERS = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "msedge",
-)
-"""Names under which a browser that kaleido can drive may be on the path."""
 
 START_SECONDS, IMAGE_SECONDS = 30.0, 30.0
 """How long the browser may take to start, and for any one image."""
@@ -84,7 +72,7 @@ def figure_page(figure: go.Figure) -> str:
     meta = json.loads(drawn)["layout"].get("meta") or {}
     words = {
         "title": meta.get("item") or "cw_lens",
-        "caption": meta.get("caption") or "",
+        "caption": (meta.get("caption") or "").replace(" %", "\u00a0%"),
         "recipe": meta.get("recipe") or "",
     }
     parts = {name: html.escape(text) for name, text in words.items()} | {
@@ -95,14 +83,6 @@ def figure_page(figure: go.Figure) -> str:
     page = files("cw_lens.figures").joinpath("figure.html").read_text(encoding="utf-8")
     # one pass: what is filled in is never searched for names
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], page)
-
-
-def find_browser() -> str | None:
-    """The browser that draws images: BROWSER_PATH if it is set, or the first on the path."""
-    named = os.environ.get("BROWSER_PATH")
-    if named:
-        return named
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 def _write_images(
@@ -162,18 +142,4 @@ def _draw(figures: list[dict], browser: str) -> str | None:
     }
     # the program keeps to its own limits; this one is for a program that does not
     limit = 2 * START_SECONDS + IMAGE_SECONDS * len(figures)
-    program = Path(__file__).with_name("images.py")
-    try:
-        run = subprocess.run(
-            [sys.executable, "-P", str(program)],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return type(error).__name__
-    if run.returncode == 0:
-        return None
-    return run.stdout.strip() or (run.stderr.strip().splitlines() or ["it ended early"])[-1]
+    return driven(Path(__file__).with_name("images.py"), order, limit)

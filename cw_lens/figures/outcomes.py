@@ -72,7 +72,8 @@ def accuracy_figure(
         y_title="accuracy",
         level=float(clean["accuracy"]),
     )
-    figure.update_xaxes(tickformat=".0%")
+    end = float(rows["fraction"].max()) * 1.04 + 0.005
+    figure.update_xaxes(tickformat=".0%", range=[0, end])
     return with_caption(
         figure,
         f"Share of questions answered rightly after the {remove}-ranked pairs were removed; "

@@ -88,7 +88,7 @@ def interval_lines(
     if level is not None:
         figure.add_hline(y=level, line={"color": INK, "width": 0.8})
     figure.update_xaxes(title_text=plain(x_title))
-    figure.update_yaxes(title_text=plain(y_title))
+    figure.update_yaxes(title_text=plain(y_title), title_standoff=8, automargin=True)
     dress(figure, title, subtitle, len(names))
     figure.update_layout(showlegend=len(names) > 1)
     return figure
@@ -116,7 +116,7 @@ def interval_rows(
     for place, name in enumerate(names):
         rows = table.loc[table[series].astype(str) == name]
         colour, marker, _ = CYCLE[place % len(CYCLE)]
-        offset = 0.5 * (place - (len(names) - 1) / 2) / max(1, len(names))
+        offset = 0.66 * (place - (len(names) - 1) / 2) / max(1, len(names))
         figure.add_trace(
             go.Scatter(
                 name=plain(name),

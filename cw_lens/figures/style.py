@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito, which the colour-blind tell apart; a marker 
 own tell each metric in black and white. Names are shown as they are written, never read as markup.
 """
 
+import math
 from collections.abc import Iterable
 
 import plotly.graph_objects as go
@@ -51,6 +52,8 @@ WIDTH = 540
 """Of a figure, in pixels. In a column of text 5.5 inches wide, 7 points are 9.6 of them."""
 SMALLEST = 10
 """Of letters, in pixels."""
+LONG = (26, 34)
+"""Letters of a name from which on a legend is set small, and from which on one name fills a row."""
 FONT = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
 
 
@@ -72,14 +75,16 @@ def series_styles(series: Iterable[tuple[str, str, str]]) -> dict[str, Style]:
 
 
 def dress(figure: go.Figure, title: str, subtitle: str, entries: int) -> None:
-    """Gives a figure the style; its legend stands below, two names in a row.
+    """Gives a figure the style; its legend stands below, two names in a row, or one if long.
 
     Args:
         figure: to change.
         title, subtitle: above it, as plain text.
         entries: how many names its legend holds.
     """
-    legend = 19 * ((entries + 1) // 2)
+    longest = max((len(trace.name or "") for trace in figure.data), default=0)
+    abreast = 1 if longest > LONG[1] else 2
+    legend = 19 * math.ceil(entries / abreast)
     figure.update_layout(
         template="none",
         width=WIDTH,
@@ -102,8 +107,8 @@ def dress(figure: go.Figure, title: str, subtitle: str, entries: int) -> None:
             "x": 0,
             "xanchor": "left",
             "entrywidthmode": "fraction",
-            "entrywidth": 0.5,
-            "font": {"size": 11},
+            "entrywidth": 1 / abreast,
+            "font": {"size": SMALLEST if longest > LONG[0] else 11},
         },
         hoverlabel={"align": "left", "font": {"size": 12}},
     )

@@ -40,8 +40,7 @@ def sweep_figure(
     series = pd.Categorical(names, categories=list(SCALED.values()), ordered=True)
     rows = points.assign(series=series).dropna(subset=["series"])
     rows = rows.assign(low=rows["delta_nll_low"], high=rows["delta_nll_high"])
-    layers = rows["layers"].iloc[0]
-    where = f"{model}, {data}, layers {layers}, {texts(rows['n'])}"
+    where = _where(rows, data, model)
     figure = interval_lines(
         rows.sort_values(["series", "factor"]),
         x="factor",
@@ -54,6 +53,9 @@ def sweep_figure(
         level=0.0,
     )
     figure.update_xaxes(autorange="reversed")
+    # where the first token is the only sink, the two curves are one: both markers stay in sight
+    over = {"symbol": "triangle-up-open", "size": 11}
+    figure.update_traces(marker=over, selector={"name": SCALED["scale", "sinks"]})
     return with_caption(
         figure,
         f"Mean change in loss over texts; {where}; clean perplexity "
@@ -82,7 +84,7 @@ def surgery_figure(
         low=rows["delta_nll_low"],
         high=rows["delta_nll_high"],
     )
-    where = f"{model}, {data}, layers {rows['layers'].iloc[0]}, {texts(rows['n'])}"
+    where = _where(rows, data, model)
     figure = interval_rows(
         rows,
         row="kind",
@@ -99,3 +101,8 @@ def surgery_figure(
         f"Bars: {100 * curves.confidence:.3g} % bootstrap intervals over texts. Not in the paper.",
         recipe,
     )
+
+
+def _where(rows: pd.DataFrame, data: str, model: str) -> str:
+    layers = rows["layers"].iloc[0].replace(",", ", ")
+    return f"{model}, {data}, layers {layers}, {texts(rows['n'])}"

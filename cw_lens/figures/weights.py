@@ -29,10 +29,15 @@ def regression_figure(
     """
     table = regressions.loc[regressions["scale"] == "raw"]
     names = {"all": "all keys", "first": "first key", "other": "other keys"}
-    table = table.assign(series=table["keys"].map(names), value=table["r2"], n=table["texts"])
+    table = table.assign(
+        series=table["keys"].map(names),
+        value=table["r2"],
+        n=table["texts"],
+        words=[name.replace("_", " ").replace("*", "×") for name in table["regressor"]],
+    )
     figure = interval_rows(
         table,
-        row="regressor",
+        row="words",
         series="series",
         title="What contributions are made of",
         subtitle=where,
@@ -134,7 +139,10 @@ def amplification_figure(
         where, recipe: as `regression_figure`.
     """
     rows = amplification.loc[amplification["layer"].isna()]
-    rows = rows.assign(place=rows["position"] + 1)
+    rows = rows.assign(
+        place=rows["position"] + 1,
+        ratio=[name.replace("alpha", "α") for name in rows["ratio"]],
+    )
     figure = interval_lines(
         rows,
         x="place",

@@ -132,16 +132,20 @@ function colourScale(signed) {
 
 // Small marks on the negative cells of a plotly map, which tell them apart in black and white too.
 const MARKED_CELLS = 20_000;
+const SMALLEST_MARKED = 1 / 20; // of the range
+function markColour(value, top) { // light on what is dark
+  const [light, dark] = darkness.matches ? ["#e7e7ea", "#17181b"] : ["#ffffff", "#5a2a00"];
+  return (value < -top / 2) !== darkness.matches ? light : dark;
+}
 function negativeMarks(z, x, y, top) {
   const marks = { x: [], y: [] };
-  const colours = []; // light on what is dark
-  const [light, dark] = darkness.matches ? ["#e7e7ea", "#17181b"] : ["#ffffff", "#5a2a00"];
+  const colours = [];
   if (z.length * z[0].length <= MARKED_CELLS) {
     z.forEach((row, at) => row.forEach((value, place) => {
-      if (value !== null && value < -top / 20) {
+      if (value !== null && value < -top * SMALLEST_MARKED) {
         marks.x.push(x[place]);
         marks.y.push(y[at]);
-        colours.push((value < -top / 2) !== darkness.matches ? light : dark);
+        colours.push(markColour(value, top));
       }
     }));
   }

@@ -48,6 +48,7 @@ function hearEdges(plot, readout, where) {
 
 // A token as a mark along an axis: its first letters, whole characters each.
 const MARK_LETTERS = 12;
+const LETTER_PIXELS = 9; // less for each token, and their names would cover one another
 function shortened(token) {
   const letters = [...token];
   return letters.length > MARK_LETTERS ? `${letters.slice(0, MARK_LETTERS - 1).join("")}…` : token;
@@ -59,7 +60,8 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
   const names = tokens.map((place) => plotlyText(PROMPT.tokens[HELD[place]]));
   const short = tokens.map((place) => plotlyText(shortened(PROMPT.tokens[HELD[place]])));
   const places = tokens.map((_, at) => at);
-  const spelled = tokens.length <= 24;
+  const room = Math.min(plot.clientWidth - 86, plot.clientHeight - 106) / tokens.length;
+  const spelled = tokens.length <= 24 && room >= LETTER_PIXELS;
   const step = Math.max(1, tickStep(tokens.length));
   const shown = spelled ? places : places.filter((at) => at % step === 0);
   const axis = {
@@ -76,7 +78,7 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
       tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
-    margin: { l: spelled ? 70 : 30, r: 6, t: 6, b: spelled ? 100 : 64 },
+    margin: { l: spelled ? 80 : 30, r: 6, t: 6, b: spelled ? 100 : 64 },
     xaxis: { ...axis, tickangle: spelled ? -60 : 0 },
     yaxis: { ...axis, range: [tokens.length - 0.5, -0.5] },
   });

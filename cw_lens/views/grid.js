@@ -4,6 +4,7 @@ const GRID_CELLS = 41_000; // more, and a switch takes seconds
 const LARGE_TOKENS = 400;
 const GRID_POSITIVE = "#0b4a8f"; // mixed with white by circuitsvis, in both themes
 const GRID_NEGATIVE = "#9c4a02";
+const DOTTED_TOKENS = 40; // more, and the cells of a small map are too small to hold a dot
 const gridState = { layer: START, metric: DATA.metrics[0], range: "most", tokens: "0", head: MEAN, over: null };
 const gridRanges = {};
 let grid;
@@ -55,21 +56,37 @@ function smallHead(head) {
   const tokens = gridTokens();
   const top = gridRange()[gridState.range];
   const name = headName(layer, head);
+  const attention = headMatrix(layer, head, gridState.metric, tokens, 0);
   const choose = () => { gridState.head = head; drawLarge(); markChosen(); };
   return reactElement("button", {
     type: "button", className: "head", "data-head": head, onClick: choose, "aria-label": `enlarge ${name}`,
+    "aria-pressed": head === gridState.head, // as drawn first; a click is marked by markChosen
     onMouseEnter: () => { gridState.over = head; drawLarge(); },
     onMouseLeave: () => { gridState.over = null; drawLarge(); },
     children: [
       reactElement("span", { children: name }, "name"),
       reactElement(CircuitsVis.AttentionPattern, {
-        attention: headMatrix(layer, head, gridState.metric, tokens, 0),
+        attention,
         tokens: tokens.map((place) => PROMPT.tokens[HELD[place]]),
         showAxisLabels: false, minValue: -top, maxValue: top, positiveColor: GRID_POSITIVE, negativeColor: GRID_NEGATIVE,
         upperTriColor: "#ececee", maskUpperTri: layer.causal,
       }, "map"),
+      ...(SIGNED.has(gridState.metric) && tokens.length <= DOTTED_TOKENS ? [negativeDots(attention, top)] : []),
     ],
   }, String(head));
+}
+
+// Dots on the negative cells of a small map, which are told apart without colours by them.
+function negativeDots(matrix, top) {
+  const paths = {};
+  matrix.forEach((row, y) => row.forEach((value, x) => {
+    if (value >= -top * SMALLEST_MARKED) return;
+    const colour = markColour(value, top);
+    paths[colour] = `${paths[colour] ?? ""}M${x + 0.5} ${y + 0.5}h0`;
+  }));
+  const dots = Object.entries(paths).map(([stroke, d]) =>
+    reactElement("path", { d, stroke, strokeWidth: 0.5, strokeLinecap: "round" }, stroke));
+  return reactElement("svg", { className: "dots", viewBox: `0 0 ${matrix.length} ${matrix.length}`, children: dots }, "dots");
 }
 
 function drawGrid() {

@@ -44,12 +44,14 @@ function drawMap(plot, map) {
   const values = PROMPT.profile[map.name];
   const layers = PROMPT.profile_layers;
   const top = mapRange(map);
+  const marks = map.kind === "signed" ? [-top, 0, top] : [0, top / 2, top];
   const trace = {
     type: "heatmap", x: layers.map(String), y: values[0].map((_, head) => head),
     z: values[0].map((_, head) => values.map((row) => row[head])),
     zmin: map.kind === "signed" ? -top : 0, zmax: top,
     colorscale: map.kind === "amount" ? "Cividis" : colourScale(map.kind === "signed"),
-    colorbar: { thickness: 9, outlinewidth: 0, len: 1, tickfont: { size: 10 }, nticks: 4 },
+    reversescale: map.kind === "amount" && !darkness.matches, // more stands further from the paper
+    colorbar: { thickness: 9, outlinewidth: 0, len: 1, tickfont: { size: 10 }, tickvals: marks, ticktext: marks.map(number) },
     hovertemplate: `layer %{x}, head %{y}<br>${plotlyText(map.title)}: %{z:.4g}<extra></extra>`,
   };
   const layout = plotlyLayout({
@@ -58,8 +60,8 @@ function drawMap(plot, map) {
     xaxis: { type: "category", title: { text: "layer", standoff: 4 }, tickangle: 0, dtick: tickStep(layers.length) },
     yaxis: { title: { text: "head", standoff: 4 }, autorange: "reversed", dtick: tickStep(values[0].length) },
   });
-  const marks = map.kind === "signed" ? [negativeMarks(trace.z, trace.x, trace.y, top)] : [];
-  Plotly.react(plot, [trace, ...marks], layout, PLOTLY_CONFIG);
+  const dots = map.kind === "signed" ? [negativeMarks(trace.z, trace.x, trace.y, top)] : [];
+  Plotly.react(plot, [trace, ...dots], layout, PLOTLY_CONFIG);
   if (plot.dataset.listening) return;
   plot.dataset.listening = "yes";
   plot.on("plotly_click", (event) => openHead(Number(event.points[0].x), event.points[0].y));

@@ -42,7 +42,7 @@ function shown(value, digits = 4) {
   if (typeof value !== "number") return value;
   const size = Math.abs(value);
   const sign = value < 0 ? "−" : "";
-  if (Number.isInteger(value)) return sign + (size >= 1e4 ? size.toLocaleString("en") : String(size));
+  if (Number.isInteger(value)) return sign + (size >= 1e3 ? size.toLocaleString("en") : String(size));
   const text = size >= 1e3 && size < 1e6 ? Math.round(size).toLocaleString("en")
     : size >= 1e-3 && size < 1e6 ? String(Number(size.toPrecision(digits))) : size.toExponential(1);
   return sign + text;

@@ -141,7 +141,7 @@ def _figure(figure: go.Figure) -> dict[str, Any]:
     # plotly's own JSON, which knows arrays and turns NaN into null
     drawn = json.loads(str(figure.to_json()))
     meta = drawn["layout"].pop("meta", None) or {}
-    return {"figure": drawn, "caption": meta.get("caption", "")}
+    return {"figure": drawn, "caption": meta.get("caption", "").replace(" %", "\u00a0%")}
 
 
 def _table(name: str, table: pd.DataFrame) -> dict[str, Any]:

@@ -135,13 +135,23 @@ function addTokens() {
   more.querySelector("span").textContent = `Tokens 0 to ${Math.min(textState.shown, N_TOKENS) - 1} of ${N_TOKENS}. `;
 }
 
+// 0, 1, 2, 5 as "0-2, 5".
+function numberRanges(numbers) {
+  const runs = [];
+  for (const one of numbers) {
+    if (runs.length && runs.at(-1)[1] === one - 1) runs.at(-1)[1] = one;
+    else runs.push([one, one]);
+  }
+  return runs.map(([first, last]) => (first === last ? first : `${first}-${last}`)).join(", ");
+}
+
 // What the colours stand for now, and the way back from a query to the scores.
 function sayQuery() {
   const box = document.getElementById("text-query");
   const { query } = textState;
   const heads = textState.head === String(MEAN) ? "mean over heads" : `head ${textState.head}`;
   const layers = textState.layer !== "mean" ? `layer ${PROMPT.score_layers[Number(textState.layer)]}`
-    : readsEdges() ? `mean over layers ${LAYERS.map((layer) => layer.index).join(", ")}` : "mean over all layers read";
+    : readsEdges() ? `mean over layers ${numberRanges(LAYERS.map((layer) => layer.index))}` : "mean over all layers read";
   if (query === null) {
     const how = LAYERS.length ? " Click a token to see what it receives." : "";
     box.replaceChildren(`Score of each token: its mean weight over the tokens that see it (${layers}, ${heads}).${how}`);
