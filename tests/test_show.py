@@ -1,6 +1,7 @@
 """Views of runs, without a browser: what they hold, what they refuse, how a notebook holds them."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,15 @@ import torch
 
 import cw_lens
 from cw_lens.errors import InputError
-from cw_lens.geometry import inter_head_contributions
+from cw_lens.geometry import decompose, inter_head_contributions
 from cw_lens.studies.explain import explanations
+from cw_lens.studies.heads import HeadProfile
 from cw_lens.views import notebook
+from cw_lens.views.budget import layer_bytes
 from cw_lens.views.compare import align
+from cw_lens.views.page import asset
+from cw_lens.views.words import percent
+from tests.explanations import made_up_run
 from tests.test_views import data_of, prompt_of, unpacked
 
 VIEWS = {
@@ -114,17 +120,87 @@ def test_a_metric_of_ones_own_is_held_with_its_sign(run):
     assert data["told"][-2:] == ["mine", "twice"]
     rows, columns = np.tril_indices(len(A))
     expected = run.layers[0].pattern[0][:, rows, columns].flatten().numpy() - 0.1
-    held = unpacked(prompt_of(view)["layers"][0]["mine"])
+    held = unpacked(prompt_of(view)["layers"][0]["own"]["mine"])
     np.testing.assert_allclose(held, expected, atol=1e-4)
     size = len(view.html.encode())
     assert size <= view.estimated_bytes <= size + 6000
     names = data_of(cw_lens.show_heads(run, metrics=["cosine", "output_distance"]))
     assert names["metrics"] == ["cosine", "output_distance"]
     assert names["held_metrics"] == ["output_distance"]
+    shipped = {"attention": cw_lens.METRICS["attention"], "mine": mine}
+    assert data_of(cw_lens.show_heads(run, metrics=shipped))["held_metrics"] == ["mine"]
+    with pytest.raises(InputError, match="of your own is called 'attention', which the page has"):
+        cw_lens.show_heads(run, metrics={"attention": mine})
     with pytest.raises(InputError, match="unknown metric 'nothing'"):
         cw_lens.show_heads(run, metrics=["nothing"])
     with pytest.raises(InputError, match="metrics is empty"):
         cw_lens.show_heads(run, metrics=[])
+
+
+def test_text_is_coloured_by_the_metrics_named(run):
+    assert data_of(cw_lens.show_tokens(run))["text_metrics"][0] == "contribution"
+
+    def mine(layer):
+        return layer.pattern * 2
+
+    data = data_of(cw_lens.show_tokens(run, metrics=["value_weighted", "cosine"]))
+    assert data["text_metrics"] == ["value_weighted", "cosine"]
+    prompt = prompt_of(cw_lens.show_tokens(run, metrics={"mine": mine}))
+    for row, layer in enumerate(run.layers):
+        seen = torch.arange(len(A), 0, -1)
+        expected = (2 * layer.pattern[0].sum(dim=1) / seen).mean(dim=0).numpy()
+        np.testing.assert_allclose(unpacked(prompt["scores"]["mine"][row]), expected, atol=1e-4)
+    cosine = torch.where(run.layers[0].edge_mask[:, None], decompose(run.layers[0]).cosine, 0.0)
+    expected = (cosine[0].sum(dim=1) / torch.arange(len(A), 0, -1)).mean(dim=0).numpy()
+    prompt = prompt_of(cw_lens.show_tokens(run, metrics=["cosine"]))
+    np.testing.assert_allclose(unpacked(prompt["scores"]["cosine"][0]), expected, atol=1e-4)
+
+
+def test_one_colour_range_serves_all_prompts_layers_and_heads(model):
+    run = cw_lens.capture(model, prompts_of(model, A, B))
+    ranges = data_of(cw_lens.show_heads(run))["ranges"]
+    sizes = []
+    for row in (0, 1):
+        for layer in run.layers:
+            text = layer.text(row)
+            rows, columns = np.tril_indices(text.pattern.shape[-1])
+            sizes += inter_head_contributions(text)[0][:, rows, columns].abs().flatten().tolist()
+    sizes = np.sort(sizes)
+    most = sizes[int(np.ceil(0.99 * len(sizes))) - 1]
+    expected = {"largest": sizes[-1], "most": most}
+    assert ranges["signed_contribution"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_low_outputs_are_counted_text_by_text(model):
+    run = cw_lens.capture(model, prompts_of(model, A, B))
+    short = replace(run.layers[0], output=run.layers[0].output.clone())
+    short.output[1, 0] = 0
+    short.output[1, 1] = 0
+    texts = explanations(replace(run, layers=(short, *run.layers[1:])))
+    assert [text.certificates[0].low_outputs for text in texts] == [0, 2]
+
+
+def test_an_error_that_was_not_measured_is_not_shown_as_none_at_all(run):
+    unchecked = tuple(replace(c, output_error=None) for c in run.certificates)
+    data = data_of(cw_lens.show_heads(replace(run, certificates=unchecked)))
+    assert [row[2] for row in data["certificates"]] == [None] * 3
+    said = dict(data["prompts"][0]["facts"])["Identity"]
+    assert "the cache held no output to compare with" in said
+
+
+def test_every_statistic_has_a_map():
+    script = asset("maps.js")
+    assert set(re.findall(r'{ name: "(\w+)", title', script)) == set(HeadProfile.statistics())
+
+
+def test_the_query_asked_for_is_kept(run):
+    made = made_up_run(tokens=60, heads=6, layers=2)
+    whole = cw_lens.show_tokens(made)
+    budget = whole.estimated_bytes - 1.9 * layer_bytes(6, 60, True)
+    for query in range(1, 60, 7):
+        held = prompt_of(cw_lens.show_tokens(made, query=query, size_budget=budget))["held_tokens"]
+        assert held[0] == 0
+        assert query in held
 
 
 def test_queries_and_statistics_are_checked(run):
@@ -175,7 +251,9 @@ def test_a_comparison_holds_the_differences(model, run):
         change = (inter_head_contributions(b) - inter_head_contributions(a))[0].numpy()
         expected = change[:, rows, columns].flatten()
         np.testing.assert_allclose(
-            unpacked(held["signed_contribution"]), expected, atol=np.abs(expected).max() / 3e4
+            unpacked(held["own"]["signed_contribution"]),
+            expected,
+            atol=np.abs(expected).max() / 3e4,
         )
     assert data["difference"] == "two less one"
     assert "→" in prompt["tokens"][2]
@@ -183,18 +261,67 @@ def test_a_comparison_holds_the_differences(model, run):
     size = len(view.html.encode())
     assert size <= view.estimated_bytes <= size + 6000
     cut = cw_lens.compare(run, other, names=("one", "two"), size_budget=view.estimated_bytes - 1.0)
-    assert "which differ least" in cut.omissions[-1]
+    assert "with the largest change in contribution" in cut.omissions[-1]
     assert len(prompt_of(cut)["layers"]) == 2
-    with pytest.raises(InputError, match="cannot hold one layer of this comparison"):
+    with pytest.raises(InputError, match="cannot be made"):
         cw_lens.compare(run, other, size_budget=1e6)
 
 
-def test_models_of_other_heads_are_compared_by_their_means(model, run):
+def test_a_comparison_over_its_budget_keeps_what_changes_most():
+    a, b = (made_up_run(tokens=60, heads=6, layers=2, seed=seed) for seed in (0, 1))
+    whole = cw_lens.compare(a, b)
+    change = inter_head_contributions(b.layers[0]) - inter_head_contributions(a.layers[0])
+    changes = [
+        (inter_head_contributions(y) - inter_head_contributions(x))[0].abs()
+        for x, y in zip(a.layers, b.layers, strict=True)
+    ]
+    around = whole.estimated_bytes - 2 * layer_bytes(6, 60, True, matrices=8)
+    budget = around + 800.0 + layer_bytes(4, 40, True, matrices=8)
+    view = cw_lens.compare(a, b, size_budget=budget)
+    (layer,) = prompt_of(view)["layers"]
+    strongest = int(np.argmax([change.sum() for change in changes]))
+    assert layer["index"] == strongest
+    by_head = changes[strongest].sum(dim=(1, 2))
+    assert layer["heads"] == sorted(by_head.topk(4).indices.tolist())
+    held = prompt_of(view)["held_tokens"]
+    by_token = sum(change.sum(dim=(0, 1)) for change in changes)
+    by_token[0] = torch.inf
+    assert held == sorted(by_token.topk(len(held)).indices.tolist())
+    assert 8 <= len(held) <= 40
+    size = len(view.html.encode())
+    assert size <= view.estimated_bytes <= budget
+    assert len(view.omissions) == 3
+    rows, columns = np.tril_indices(len(held))
+    change = inter_head_contributions(b.layers[strongest]) - inter_head_contributions(
+        a.layers[strongest]
+    )
+    expected = change[0][layer["heads"]][:, held][:, :, held][:, rows, columns].flatten().numpy()
+    stored = unpacked(layer["own"]["signed_contribution"])
+    np.testing.assert_allclose(stored, expected, atol=np.abs(expected).max() / 3e4)
+
+
+def test_models_of_other_heads_are_compared_as_wholes(model, run):
     from tests.tiny import tiny_llama
 
     other = cw_lens.wrap_model(tiny_llama(heads=2, groups=2))
-    view = cw_lens.compare(run, cw_lens.capture(other, prompts_of(other, A), layers=[0, 1]))
-    assert [layer["heads"] for layer in prompt_of(view)["layers"]] == [["mean"], ["mean"]]
+    other = cw_lens.capture(other, prompts_of(other, A), layers=[0, 1])
+    view = cw_lens.compare(run, other)
+    assert [layer["heads"] for layer in prompt_of(view)["layers"]] == [["all"], ["all"]]
+    rows, columns = np.tril_indices(len(A))
+    for held, a, b in zip(prompt_of(view)["layers"], run.layers, other.layers, strict=False):
+        for name, expected in (
+            (
+                "signed_contribution",
+                inter_head_contributions(b)[0].sum(0) - inter_head_contributions(a)[0].sum(0),
+            ),
+            ("attention", b.pattern[0].mean(0) - a.pattern[0].mean(0)),
+        ):
+            exact = expected[rows, columns].numpy()
+            stored = unpacked(held["own"][name])
+            np.testing.assert_allclose(stored, exact, atol=np.abs(exact).max() / 3e4)
+    heads = explanations(run)[0].heads
+    share = percent(heads.first_contribution[:2].sum(1).mean().item())
+    assert f"gives {share} of the output in A" in prompt_of(view)["detail"]  # of common layers
     said = " ".join(view.omissions)
     assert "Single heads" in said
     assert "Layers 2, which only one of the runs holds" in said
@@ -203,6 +330,11 @@ def test_models_of_other_heads_are_compared_by_their_means(model, run):
 def test_what_cannot_be_compared_is_refused(model, run):
     with pytest.raises(InputError, match="run B holds 2 prompts"):
         cw_lens.compare(run, cw_lens.capture(model, prompts_of(model, A, B)))
+    elsewhere = replace(
+        run, certificates=tuple(replace(c, space="attention") for c in run.certificates)
+    )
+    with pytest.raises(InputError, match="run A was measured in residual space and run B in att"):
+        cw_lens.compare(run, elsewhere)
     low = cw_lens.capture(model, prompts_of(model, A), layers=[0])
     high = cw_lens.capture(model, prompts_of(model, A), layers=[2])
     with pytest.raises(InputError, match="no common layer: 0 and 2"):

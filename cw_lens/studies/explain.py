@@ -1,8 +1,8 @@
 """One text through one model: what each token gives, beside the attention it gets."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor
 from cw_lens import backend
 from cw_lens.certificates import Certificate
 from cw_lens.errors import InputError
+from cw_lens.geometry import low_outputs
 from cw_lens.identity import model_identity
 from cw_lens.layer import LayerAttention
+from cw_lens.metrics import Metric
 from cw_lens.prompts import Prompts
 from cw_lens.runs import LowOutputWarning, Run, capture, layer_indices, next_token_nll
 from cw_lens.scores import (
@@ -140,7 +142,9 @@ def explain(
     )
 
 
-def explanations(run: Run[Any]) -> tuple[Explanation, ...]:
+def explanations(
+    run: Run[Any], metrics: Mapping[str, Metric] | None = None
+) -> tuple[Explanation, ...]:
     """Each text of a run by itself, without its padding: what views are made of.
 
     The scores, profiles and sinks are those of the layers that the run holds; the loss and the
@@ -148,9 +152,11 @@ def explanations(run: Run[Any]) -> tuple[Explanation, ...]:
 
     Args:
         run: from `capture` or `from_cache`, with its layers kept.
+        metrics: functions to score tokens by, beside `SHOWN_METRICS`.
 
     Raises:
-        InputError: a run whose layers were reduced, or that holds none.
+        InputError: a metric that returns NaN or a wrong shape, a run whose layers were reduced, or
+            that holds none.
     """
     if not run.layers or not all(isinstance(layer, LayerAttention) for layer in run.layers):
         held = type(run.layers[0]).__name__ if run.layers else "no layer"
@@ -158,20 +164,24 @@ def explanations(run: Run[Any]) -> tuple[Explanation, ...]:
             f"a view is drawn from a run's attention layers; this run holds {held}. Use "
             "capture(model, prompts) without reduce."
         )
-    functions = resolve_metrics(SHOWN_METRICS)
+    functions = {**resolve_metrics(SHOWN_METRICS), **(metrics or {})}
     indices = [layer.index for layer in run.layers]
     found = []
     for row in range(len(run.prompts)):
         layers = tuple(layer.text(row) for layer in run.layers)
         scores = [layer_scores(layer, functions) for layer in layers]
+        certificates = tuple(
+            replace(one, low_outputs=int(low_outputs(layer).sum()))
+            for one, layer in zip(run.certificates, layers, strict=True)
+        )
         found.append(
             Explanation(
                 prompts=run.prompts.text(row),
-                scores=stacked_scores(scores, run.certificates),
+                scores=stacked_scores(scores, certificates),
                 heads=head_profile([layer_head_statistics(layer) for layer in layers], indices),
                 sinks=torch.stack([cosine(layer)[0, 0].cpu() for layer in layers]),
                 layers=layers,
-                certificates=run.certificates,
+                certificates=certificates,
                 nll=torch.empty(0),
                 model={},
             )

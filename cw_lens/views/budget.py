@@ -1,10 +1,8 @@
 """How large a page will be, and what it keeps when that is too much, decided before rendering."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from cw_lens.errors import InputError
 from cw_lens.studies.explain import Explanation
@@ -45,6 +43,7 @@ def select(
     texts: int = 1,
     matrices: int = len(MATRICES),
     first_layer: int | None = None,
+    first_query: int | None = None,
 ) -> Selection:
     """The largest selection that fits: the strongest layers, then heads, then tokens.
 
@@ -57,6 +56,7 @@ def select(
         texts: how many texts share a page of that many times these sizes.
         matrices: how many edge matrices a layer has on the page.
         first_layer: the layer that is shown first, kept before all others.
+        first_query: the token whose row is shown first, kept before all but the first.
 
     Raises:
         InputError: a budget too small for one layer, `FEWEST_HEADS` heads, `FEWEST_TOKENS` tokens.
@@ -69,30 +69,58 @@ def select(
     causal = explanation.layers[0].causal
     gated = explanation.layers[0].gate is not None
     n_heads = explanation.layers[0].pattern.shape[1]
-    reserve = fixed_bytes + _OMISSION_BYTES
 
     def size(layer_count: int, head_count: int, token_count: int) -> int:
         size_of_layer = layer_bytes(head_count, token_count, causal, gated, matrices=matrices)
-        return reserve + layer_count * size_of_layer
+        return fixed_bytes + page_reserve(n_tokens, token_count) + layer_count * size_of_layer
 
-    fewest_heads, fewest_tokens = min(FEWEST_HEADS, n_heads), min(FEWEST_TOKENS, n_tokens)
-    _refuse_below(size(1, fewest_heads, fewest_tokens) + 8 * n_tokens, size_budget, texts)
-    layer_count, head_count, token_count = len(layers), n_heads, n_tokens
-    while layer_count > 1 and size(layer_count, head_count, token_count) > size_budget:
-        layer_count -= 1
-    while head_count > fewest_heads and size(layer_count, head_count, token_count) > size_budget:
-        head_count -= 1
-    if size(layer_count, head_count, token_count) > size_budget:
-        reserve += 8 * n_tokens  # both the positions kept and those left out are listed
-        while token_count > fewest_tokens and size(1, head_count, token_count) > size_budget:
-            token_count -= 1
+    layer_count, head_count, token_count = counts_within(
+        size, (len(layers), n_heads, n_tokens), size_budget, texts
+    )
     gross = dict(zip(explanation.heads.layers, explanation.heads.gross, strict=True))
     strength = [math.inf if i == first_layer else gross[i].sum().item() for i in layers]
-    kept_layers = _strongest(layers, strength, layer_count)
-    kept_heads = {i: _strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers}
-    kept_tokens = _strongest_tokens(explanation.scores["contribution"][0], token_count)
-    omissions = _omissions(layers, kept_heads, n_heads, kept_tokens, n_tokens)
+    kept_layers = strongest(layers, strength, layer_count)
+    kept_heads = {i: strongest(range(n_heads), gross[i].tolist(), head_count) for i in kept_layers}
+    weights = explanation.scores["contribution"][0].mean(dim=(0, 1)).tolist()
+    for token in (0, first_query):
+        if token is not None:
+            weights[token] = math.inf
+    kept_tokens = strongest(range(n_tokens), weights, token_count)
+    omissions = omissions_of(layers, kept_heads, n_heads, kept_tokens, n_tokens)
     return Selection(kept_heads, kept_tokens, omissions, size(layer_count, head_count, token_count))
+
+
+def counts_within(
+    size: Callable[[int, int, int], int],
+    whole: tuple[int, int, int],
+    size_budget: float,
+    texts: int = 1,
+) -> tuple[int, int, int]:
+    """How many layers, heads and tokens a page can hold: layers are given up first, tokens last.
+
+    Args:
+        size: of a page that holds so many layers, heads and tokens, in bytes.
+        whole: how many there are of each.
+        texts: how many texts share a page of that many times these sizes.
+
+    Raises:
+        InputError: no room for one layer, `FEWEST_HEADS` heads and `FEWEST_TOKENS` tokens.
+    """
+    layers, heads, tokens = whole
+    fewest_heads, fewest_tokens = min(FEWEST_HEADS, heads), min(FEWEST_TOKENS, tokens)
+    _refuse_below(size(1, fewest_heads, fewest_tokens), size_budget, texts)
+    while layers > 1 and size(layers, heads, tokens) > size_budget:
+        layers -= 1
+    while heads > fewest_heads and size(layers, heads, tokens) > size_budget:
+        heads -= 1
+    while tokens > fewest_tokens and size(layers, heads, tokens) > size_budget:
+        tokens -= 1
+    return layers, heads, tokens
+
+
+def page_reserve(n_tokens: int, kept: int) -> int:
+    """Bytes for what is said of the things left out; positions kept and left out are listed."""
+    return _OMISSION_BYTES + (8 * n_tokens if kept < n_tokens else 0)
 
 
 def fits_layer_scores(explanation: Explanation, size_budget: float) -> bool:
@@ -136,44 +164,46 @@ def _base64_bytes(count: int) -> int:
     return 4 * ((count + 2) // 3)
 
 
-def _strongest(items: Sequence[int], strength: Sequence[float], count: int) -> tuple[int, ...]:
+def strongest(items: Sequence[int], strength: Sequence[float], count: int) -> tuple[int, ...]:
     """The `count` items of greatest strength, in their own order; ties to the earlier."""
     ranked = sorted(range(len(items)), key=lambda i: (-strength[i], i))[:count]
     return tuple(items[i] for i in sorted(ranked))
 
 
-def _strongest_tokens(scores: Tensor, count: int) -> tuple[int, ...]:
-    strength = scores.mean(dim=(0, 1)).tolist()
-    strength[0] = float("inf")
-    return _strongest(range(len(strength)), strength, count)
-
-
-def _omissions(
+def omissions_of(
     layers: Sequence[int],
     kept_heads: dict[int, tuple[int, ...]],
     n_heads: int,
     kept_tokens: tuple[int, ...],
     n_tokens: int,
+    *,
+    strength: str = "gross contribution",
+    weight: str = "contribution score",
 ) -> tuple[str, ...]:
+    """A sentence for each kind of thing left out.
+
+    Args:
+        strength, weight: by what layers and heads were ranked, and by what tokens.
+    """
     said = []
     gone_layers = sorted(set(layers) - set(kept_heads))
     if gone_layers:
         said.append(
             f"Head views of layers {ranges(gone_layers)}. Kept: {ranges(sorted(kept_heads))}, "
-            "with the largest gross contribution."
+            f"with the largest {strength}."
         )
     for layer, heads in kept_heads.items():
         gone = sorted(set(range(n_heads)) - set(heads))
         if gone:
             said.append(
                 f"Head views of layer {layer}, heads {ranges(gone)}. Kept: the {len(heads)} heads "
-                "with the largest gross contribution."
+                f"with the largest {strength}; means over heads are over these."
             )
     gone_tokens = sorted(set(range(n_tokens)) - set(kept_tokens))
     if gone_tokens:
         said.append(
             f"Head views of {len(gone_tokens)} of the {n_tokens} tokens. Kept: the first token and "
-            f"the {len(kept_tokens) - 1} with the largest contribution score, in text order. "
+            f"the {len(kept_tokens) - 1} with the largest {weight}, in text order. "
             f"Left out: positions {ranges(gone_tokens)}."
         )
     return tuple(said)

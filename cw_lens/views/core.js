@@ -2,6 +2,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
+const CHOSEN = {}; // in the prompt shown before, section by section
 
 // What an edge or a token can be coloured by; `own` metrics are added from the data.
 const METRICS = {
@@ -52,18 +53,6 @@ function decode(packed) {
   const values = new Float32Array(steps.length);
   for (let at = 0; at < steps.length; at++) values[at] = steps[at] * packed.unit;
   return values;
-}
-
-// An element; text is always set as text, never parsed.
-function element(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "text") node.textContent = value;
-    else if (name in node) node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
 }
 
 function select(label, options, value, onChange) {

@@ -3,20 +3,27 @@
 
 const N_TOKENS = PROMPT.tokens.length;
 const SCORES = {};
-for (const [name, { signed, layers }] of Object.entries(PROMPT.scores)) {
+for (const [name, layers] of Object.entries(PROMPT.scores)) {
   const rows = layers.map(decode);
   const mean = new Float32Array(N_TOKENS);
   for (const row of rows) row.forEach((value, token) => { mean[token] += value / rows.length; });
-  SCORES[name] = { signed, rows, mean };
+  SCORES[name] = { rows, mean };
 }
 const HELD = PROMPT.held_tokens ?? PROMPT.tokens.map((_, position) => position);
-const LAYERS = PROMPT.layers.map(({ index, causal, heads, ...packed }) => {
-  const layer = { index, causal, heads };
+const WHOLE = HELD.length === N_TOKENS;
+const LAYERS = PROMPT.layers.map(({ index, causal, heads, n_heads, own, ...packed }) => {
+  const layer = { index, causal, heads, n_heads, own: {} };
   for (const [name, numbers] of Object.entries(packed)) layer[name] = decode(numbers);
+  for (const [name, numbers] of Object.entries(own)) layer.own[name] = decode(numbers);
   return layer;
 });
 const START = String(Math.max(0, LAYERS.findIndex((layer) => layer.index === DATA.start_layer)));
 const MEAN = -1; // in place of a head: the mean over the heads held
+
+// Where a held token stands in its text; in a comparison, in both texts.
+function positionOf(token) {
+  return PROMPT.positions ? PROMPT.positions[HELD[token]] : HELD[token];
+}
 
 function edgeAt(layer, head, query, key) {
   const n = HELD.length;
@@ -43,7 +50,7 @@ const EDGE = {
   relative_norm: (layer, at, head, key, query) => valueNorm(layer, at, head, key, query) / layer.output_norm[query],
 };
 const SIGNED = new Set(["intra_head_contribution", "signed_contribution", "cosine", ...DATA.signed]);
-for (const name of DATA.held_metrics) EDGE[name] = (layer, at) => layer[name][at];
+for (const name of DATA.held_metrics) EDGE[name] = (layer, at) => layer.own[name][at];
 
 // One edge's quantity in one head, or its mean over the heads held.
 function edge(layer, head, metric, query, key) {
@@ -60,7 +67,11 @@ function headMatrix(layer, head, metric, tokens, unseen) {
 }
 
 function headName(layer, head) {
-  if (head === MEAN || layer.heads[head] === "mean") return `L${layer.index} mean`;
+  if (layer.heads[0] === "all") return `L${layer.index} all heads`;
+  if (head === MEAN) {
+    const part = layer.heads.length < layer.n_heads ? ` of ${layer.heads.length} of ${layer.n_heads} heads` : "";
+    return `L${layer.index} mean${part}`;
+  }
   return `L${layer.index} H${layer.heads[head]}`;
 }
 
@@ -69,43 +80,30 @@ function tellEdge(box, layer, head, query, key) {
   const name = (token) => element("bdi", {}, element("b", { text: PROMPT.tokens[HELD[token]] }));
   const told = DATA.told.map((metric) => `${metricLabel(metric)} ${number(edge(layer, head, metric, query, key))}`);
   box.replaceChildren(
-    `${headName(layer, head)} · query ${HELD[query]} `, name(query), ` · key ${HELD[key]} `, name(key),
+    `${headName(layer, head)} · query ${positionOf(query)} `, name(query), ` · key ${positionOf(key)} `, name(key),
     element("br"), told.join(" · "));
 }
 
-// Magnitudes of a quantity over heads of layers: the largest, and what 99 % stay within.
-function magnitudes(metric, layers, onlyHead) {
-  const n = HELD.length;
-  const heads = layers.map((layer) => (onlyHead === undefined ? layer.heads.map((_, head) => head) : [onlyHead]));
-  const edges = layers.reduce((sum, layer, i) => sum + heads[i].length * (layer.causal ? (n * (n + 1)) / 2 : n * n), 0);
-  const sizes = new Float32Array(edges);
-  const read = EDGE[metric];
-  let count = 0;
-  layers.forEach((layer, i) => {
-    for (const head of heads[i]) {
-      for (let query = 0; query < n; query++) {
-        const keys = layer.causal ? query + 1 : n;
-        for (let key = 0; key < keys; key++) {
-          sizes[count++] = Math.abs(read(layer, edgeAt(layer, head, query, key), head, key, query));
-        }
-      }
-    }
-  });
-  const sorted = sizes.sort();
-  const largest = sorted[sorted.length - 1] || 1;
-  return { largest, most: sorted[Math.ceil(0.99 * sorted.length) - 1] || largest };
+// Magnitudes of a quantity in one head: what 99 % of the edges stay within, or the largest.
+function headRange(metric, layer, head) {
+  const sizes = [];
+  HELD.forEach((_, query) => HELD.forEach((_, key) => {
+    if (!layer.causal || key <= query) sizes.push(Math.abs(edge(layer, head, metric, query, key)));
+  }));
+  const sorted = Float32Array.from(sizes).sort();
+  return sorted[Math.ceil(0.99 * sorted.length) - 1] || sorted[sorted.length - 1] || 1;
 }
 
 // Sets of at most `limit` tokens to draw at once; the first token is in each.
 function tokenSets(limit) {
   const all = HELD.map((_, place) => place);
   if (HELD.length <= limit) return [{ label: `all ${HELD.length}`, tokens: all }];
-  const strength = SCORES.contribution?.mean ?? new Float32Array(N_TOKENS);
+  const strength = PROMPT.change ? decode(PROMPT.change) : SCORES.contribution.mean;
   const strongest = all.slice(1).sort((a, b) => strength[HELD[b]] - strength[HELD[a]] || a - b).slice(0, limit - 1);
-  const sets = [{ label: `the ${limit} with most contribution`, tokens: [0, ...strongest].sort((a, b) => a - b) }];
+  const sets = [{ label: `the ${limit} ${PROMPT.change ? "that change most" : "with most contribution"}`, tokens: [0, ...strongest].sort((a, b) => a - b) }];
   for (let start = 1; start < HELD.length; start += limit - 1) {
     const run = all.slice(start, start + limit - 1);
-    sets.push({ label: `first, and ${HELD[run[0]]} to ${HELD[run[run.length - 1]]}`, tokens: [0, ...run] });
+    sets.push({ label: `first, and ${positionOf(run[0])} to ${positionOf(run[run.length - 1])}`, tokens: [0, ...run] });
   }
   return sets;
 }

@@ -24,7 +24,7 @@ function drawFactors() {
   for (const { metric, title } of FACTORS) {
     const plot = document.getElementById(`factor-${metric}`);
     const signed = SIGNED.has(metric);
-    const top = { attention: 1, cosine: 1 }[metric] ?? magnitudes(metric, [layer], head).most;
+    const top = { attention: 1, cosine: 1 }[metric] ?? headRange(metric, layer, head);
     drawTokenMap(plot, headMatrix(layer, head, metric, tokens, null), tokens, { title, signed, top });
     hearEdges(plot, "factor-readout", () => ({ layer: LAYERS[Number(factorState.layer)], head: Number(factorState.head) }));
   }
@@ -60,27 +60,27 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
   const names = tokens.map((place) => plotlyText(PROMPT.tokens[HELD[place]]));
   const short = tokens.map((place) => plotlyText(shortened(PROMPT.tokens[HELD[place]])));
   const places = tokens.map((_, at) => at);
-  const room = Math.min(plot.clientWidth - 86, plot.clientHeight - 106) / tokens.length;
+  const room = Math.min(plot.clientWidth - 100, plot.clientHeight - 122) / tokens.length;
   const spelled = tokens.length <= 24 && room >= LETTER_PIXELS;
   const step = Math.max(1, tickStep(tokens.length));
   const shown = spelled ? places : places.filter((at) => at % step === 0);
   const axis = {
-    tickvals: shown, ticktext: shown.map((at) => (spelled ? short[at] : String(HELD[tokens[at]]))),
+    tickvals: shown, ticktext: shown.map((at) => (spelled ? short[at] : String(positionOf(tokens[at])))),
     tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5],
   };
   const marks = signed ? [-top, 0, top] : [0, top / 2, top];
   const trace = {
     type: "heatmap", z, zmin: signed ? -top : 0, zmax: top, colorscale: colourScale(signed), hoverongaps: false,
     text: z.map((row, query) => row.map((_, key) =>
-      `query ${HELD[tokens[query]]} ${names[query]}<br>key ${HELD[tokens[key]]} ${names[key]}`)),
+      `query ${positionOf(tokens[query])} ${names[query]}<br>key ${positionOf(tokens[key])} ${names[key]}`)),
     hovertemplate: `%{text}<br>${plotlyText(title)}: %{z:.4g}<extra></extra>`,
     colorbar: { orientation: "h", thickness: 9, outlinewidth: 0, yref: "container", y: 0, yanchor: "bottom", len: 0.82, tickfont: { size: 10 },
       tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
-    margin: { l: spelled ? 80 : 30, r: 6, t: 6, b: spelled ? 100 : 64 },
-    xaxis: { ...axis, tickangle: spelled ? -60 : 0 },
-    yaxis: { ...axis, range: [tokens.length - 0.5, -0.5] },
+    margin: { l: spelled ? 94 : 46, r: 6, t: 6, b: spelled ? 116 : 78 },
+    xaxis: { ...axis, tickangle: spelled ? -60 : 0, title: { text: "key", standoff: 2 } },
+    yaxis: { ...axis, range: [tokens.length - 0.5, -0.5], title: { text: "query", standoff: 2 } },
   });
   Plotly.react(plot, [trace, ...(signed ? [negativeMarks(z, places, places, top)] : [])], layout, PLOTLY_CONFIG);
 }

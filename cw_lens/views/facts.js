@@ -18,7 +18,7 @@ function writePrompt(prompt) {
   const list = document.getElementById("facts");
   list.replaceChildren();
   for (const [label, text] of prompt.facts) list.append(element("dt", { text: label }), element("dd", { text }));
-  const lines = prompt.tokens.map((token, position) => `${position}\t${prompt.ids[position]}\t${token}`);
+  const lines = prompt.tokens.map((token, position) => `${prompt.positions?.[position] ?? position}\t${prompt.ids[position]}\t${token}`);
   document.getElementById("token-table").textContent = ["position\tid\ttoken", ...lines].join("\n");
 }
 
@@ -32,14 +32,15 @@ function writeOmissions() {
 
 function writeCertificates() {
   const table = document.getElementById("certificates");
-  const names = ["Layer", "Value error", "Output error", "Tolerance", "Low outputs", "Dtype", "Space"];
+  const named = DATA.certificates.some((row) => row.length > 7); // of two runs
+  const names = ["Layer", ...(named ? ["Run"] : []), "Value error", "Output error", "Tolerance", "Low outputs", "Dtype", "Space"];
   const head = element("tr");
   for (const text of names) head.append(element("th", { text }));
   table.append(element("thead", {}, head));
   const body = element("tbody");
-  for (const [layer, value, output, tolerance, low, dtype, space] of DATA.certificates) {
+  for (const [layer, value, output, tolerance, low, dtype, space, run] of DATA.certificates) {
     const row = element("tr");
-    for (const text of [layer, number(value), number(output), number(tolerance), low, dtype, space]) {
+    for (const text of [layer, ...(named ? [run] : []), number(value), output === null ? "not checked" : number(output), number(tolerance), low, dtype, space]) {
       row.append(element("td", { text }));
     }
     body.append(row);

@@ -6,7 +6,6 @@ const GRID_POSITIVE = "#0b4a8f"; // mixed with white by circuitsvis, in both the
 const GRID_NEGATIVE = "#9c4a02";
 const DOTTED_TOKENS = 40; // more, and the cells of a small map are too small to hold a dot
 const gridState = { layer: START, metric: DATA.metrics[0], range: "most", tokens: "0", head: MEAN, over: null };
-const gridRanges = {};
 let grid;
 
 // CircuitsVis.render makes a new React root at each call and gives no way to end the one before.
@@ -27,13 +26,22 @@ function reactElement(type, props, key = null) {
   return { ...CircuitsVis.Hello({ name: "" }), type, props, key };
 }
 
+// What was chosen in the prompt before, where this one has it.
+function takeUp({ metric, range, index, number }) {
+  Object.assign(gridState, { metric, range });
+  const layer = LAYERS.findIndex((one) => one.index === index);
+  if (layer < 0) return;
+  gridState.layer = String(layer);
+  if (LAYERS[layer].heads.includes(number)) gridState.head = LAYERS[layer].heads.indexOf(number);
+}
+
 function gridLayer() {
   return LAYERS[Number(gridState.layer)];
 }
 
 function gridHeads() {
   const { heads } = gridLayer();
-  return heads[0] === "mean" ? [MEAN] : [MEAN, ...heads.keys()];
+  return heads[0] === "all" ? [MEAN] : [MEAN, ...heads.keys()];
 }
 
 function gridTokens() {
@@ -45,10 +53,9 @@ function gridSets(layer) {
   return tokenSets(Math.max(16, Math.floor(Math.sqrt(GRID_CELLS / (layer.heads.length + 1)))));
 }
 
+// One range for each quantity, of all heads, layers and prompts on the page.
 function gridRange() {
-  const { metric } = gridState;
-  gridRanges[metric] ??= magnitudes(metric, LAYERS);
-  return gridRanges[metric];
+  return DATA.ranges[gridState.metric];
 }
 
 function smallHead(head) {
@@ -129,12 +136,17 @@ function drawGridBar(range, top) {
   const gradient = `linear-gradient(to right, ${signed ? `${GRID_NEGATIVE}, ` : ""}#fff, ${GRID_POSITIVE})`;
   const beyond = top < range.largest
     ? `1 % of the edges lie beyond, up to ${number(range.largest)} in magnitude, and take the end colour.` : "The largest magnitude sets the range.";
-  const bar = colourBar(gradient, ticks, `${DATA.difference ? `${DATA.difference}: ` : ""}${metricLabel(gridState.metric)}. One range for all heads and layers here. ${beyond}`);
+  const bar = colourBar(gradient, ticks, `${DATA.difference ? `${DATA.difference}: ` : ""}${metricLabel(gridState.metric)}. One range for all heads${DATA.prompts.length > 1 ? ", layers and prompts" : " and layers"} here. ${beyond}`);
   bar.dataset.top = top;
   document.getElementById("grid-bar").replaceChildren(bar);
 }
 
 function buildGrid() {
+  if (CHOSEN.grid) takeUp(CHOSEN.grid);
+  life.addEventListener("abort", () => {
+    const { index, heads } = gridLayer();
+    CHOSEN.grid = { ...gridState, index, number: heads[gridState.head] };
+  });
   const set = (name) => (value) => { gridState[name] = value; drawGrid(); };
   const controls = [
     choices("Show", DATA.metrics.map((name) => [name, metricLabel(name)]), gridState.metric, set("metric")),
@@ -143,7 +155,7 @@ function buildGrid() {
   ];
   const sets = gridSets(LAYERS[0]);
   if (sets.length > 1) {
-    controls.push(select("Tokens drawn", sets.map(({ label }, place) => [String(place), label]), "0", set("tokens")));
+    controls.push(select("Tokens drawn", sets.map(({ label }, place) => [String(place), label]), gridState.tokens, set("tokens")));
   }
   document.getElementById("grid-controls").append(...controls);
   whenSeen(document.getElementById("grid-frame"), drawGrid, life);

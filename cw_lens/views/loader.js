@@ -1,3 +1,15 @@
+// An element; text is always set as text, never parsed.
+function element(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "text") node.textContent = value;
+    else if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
 // The libraries of a page: packed in it, or asked of the notebook that shows it.
 
 function bytesOf(base64) {
@@ -20,8 +32,8 @@ function asked(name) {
     const late = setTimeout(() => {
       document.getElementById("waiting").hidden = false;
     }, 4000);
-    addEventListener("message", function hear({ data }) {
-      if (data?.cw_lens?.library !== name) return;
+    addEventListener("message", function hear({ data, source }) {
+      if (source !== parent || data?.cw_lens?.library !== name) return; // another frame may not send scripts
       removeEventListener("message", hear);
       clearInterval(again);
       clearTimeout(late);

@@ -4,6 +4,7 @@ const MAPS = [ // in the order in which they stand
   { name: "first_attention", title: "First token: attention", note: "mean over heads is the layer’s", kind: "share" },
   { name: "first_value_weighted", title: "First token: value-weighted", note: "sums over heads to the layer’s", kind: "share", range: "given" },
   { name: "first_contribution", title: "First token: contribution ĉ", note: "sums over heads to the layer’s; orange takes away", kind: "signed", range: "given" },
+  { name: "first_intra_head_contribution", title: "First token: intra-head č", note: "share of the head’s own output; orange takes away", kind: "signed" },
   { name: "attention_entropy", title: "Entropy of attention", note: "nats", kind: "amount", range: "entropy" },
   { name: "value_weighted_entropy", title: "Entropy of value-weighted", note: "nats", kind: "amount", range: "entropy" },
   { name: "contribution_entropy", title: "Entropy of contribution |ĉ|", note: "nats", kind: "amount", range: "entropy" },

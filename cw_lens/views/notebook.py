@@ -41,6 +41,11 @@ def framed(document: str) -> str:
     )
 
 
+def forget_libraries() -> None:
+    """Lets the next view shown hold the libraries again, where the cell that did is gone."""
+    _homes.clear()
+
+
 def _is_new_here(name: str, cell: Cell) -> bool:
     """Whether this run of this cell must hold the library: no other cell does.
 

@@ -6,6 +6,7 @@ the two vectors of lengths; its script derives value-weighted attention, |c| and
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from cw_lens.certificates import Certificate
 from cw_lens.errors import InputError
 from cw_lens.geometry import decompose, inter_head_contributions, intra_head_contributions
 from cw_lens.layer import LayerAttention
-from cw_lens.metrics import Metric
+from cw_lens.metrics import METRICS, Metric
 from cw_lens.studies.explain import Explanation
 from cw_lens.views.words import facts, verdict
 
@@ -57,13 +58,7 @@ def prompt_payload(explanation: Explanation, *, layer_scores: bool) -> dict[str,
         "tokens": list(prompts.tokens[0]),
         "ids": prompts.ids[0].tolist(),
         "score_layers": list(scores.layers) if layer_scores else [],
-        "scores": {
-            name: {
-                "signed": bool((by_layer < 0).any()),
-                "layers": [packed(row) for row in by_layer],
-            }
-            for name, by_layer in rows.items()
-        },
+        "scores": {name: [packed(row) for row in by_layer] for name, by_layer in rows.items()},
         "sinks": [row.nonzero().flatten().tolist() for row in explanation.sinks],
         "profile_layers": list(heads.layers),
         "profile": {name: _digits(getattr(heads, name)) for name in heads.statistics()},
@@ -75,7 +70,9 @@ def certificate_rows(certificates: Sequence[Certificate]) -> list[list[Any]]:
     return [
         [
             c.layer,
-            *_digits(torch.tensor([c.value_error, c.output_error or 0.0, c.tolerance])),
+            _rounded(c.value_error),
+            None if c.output_error is None else _rounded(c.output_error),
+            _rounded(c.tolerance),
             c.low_outputs,
             c.dtype,
             c.space,
@@ -84,41 +81,87 @@ def certificate_rows(certificates: Sequence[Certificate]) -> list[list[Any]]:
     ]
 
 
+def derived_edges(layer: LayerAttention) -> dict[str, Tensor]:
+    """Everything of `DERIVED`, each [batch, head, query, key]."""
+    factors = decompose(layer)
+    signed = inter_head_contributions(layer)
+    by_output = METRICS["value_weighted_output_normalized"]
+    return {
+        "attention": factors.attention,
+        "value_weighted": METRICS["value_weighted"](layer),
+        "value_weighted_output_normalized": by_output(layer),
+        "contribution": signed.abs(),
+        "signed_contribution": signed,
+        "intra_head_contribution": intra_head_contributions(layer),
+        "relative_norm": factors.relative_norm,
+        "cosine": factors.cosine,
+    }
+
+
+RANGE_ROOM = {"largest": 1.23456e-300, "most": 1.23456e-300}
+"""As long as any range, for sizes that are estimated before the edges are read."""
+
+
+class Ranges:
+    """Magnitudes of each quantity over all edges of a page, for one colour range of each."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._sizes: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def add(self, name: str, edges: Tensor) -> None:
+        """Takes up edges of any shape, if the quantity is one of those shown."""
+        if name in self._sizes:
+            self._sizes[name].append(edges.detach().abs().flatten().to("cpu", torch.float32))
+
+    def payload(self) -> dict[str, dict[str, float]]:
+        """Of each quantity the largest magnitude, and what 99 % of the edges stay within."""
+        found = {}
+        for name, parts in self._sizes.items():
+            sizes = torch.cat(parts) if parts else torch.zeros(1)
+            largest = sizes.max().item() or 1.0
+            most = sizes.kthvalue(math.ceil(0.99 * len(sizes))).values.item() or largest
+            found[name] = {"largest": _rounded(largest), "most": _rounded(most)}
+        return found
+
+
 def layer_payload(
     layer: LayerAttention,
     heads: tuple[int, ...],
     tokens: tuple[int, ...],
     functions: Mapping[str, Metric],
+    ranges: Ranges,
 ) -> dict[str, Any]:
     """The edges of one layer among the tokens and in the heads that are kept.
 
     Args:
         functions: metrics that the page's script does not derive from the others, by name.
+        ranges: takes up the magnitudes of these edges.
     """
     keep_heads, keep_tokens = torch.tensor(heads), torch.tensor(tokens)
-    factors = decompose(layer)
-    matrices = {
-        "attention": factors.attention,
-        "signed_contribution": inter_head_contributions(layer),
-        "intra_head_contribution": intra_head_contributions(layer),
-        "cosine": factors.cosine,
-    }
+
+    def kept(edges: Tensor) -> Tensor:
+        part = edges[0].cpu()[keep_heads][:, keep_tokens][:, :, keep_tokens]
+        return triangle(part) if layer.causal else part
+
     payload: dict[str, Any] = {
         "index": layer.index,
         "causal": layer.causal,
         "heads": list(heads),
+        "n_heads": layer.pattern.shape[1],
         "value_norm": floats(layer.projected_value_norm[0].cpu()[keep_heads][:, keep_tokens]),
         "output_norm": floats(layer.output_norm[0].cpu()[keep_tokens]),
     }
-    if layer.gate is not None:
-        matrices["relative_norm"] = factors.relative_norm
+    stored = MATRICES if layer.gate is None else (*MATRICES, "relative_norm")
+    for name, whole in derived_edges(layer).items():
+        edges = kept(whole)
+        ranges.add(name, edges)
+        if name in stored:
+            payload[name] = packed(edges)
+    payload["own"] = {}
     for name, function in functions.items():
-        matrices[name] = function(layer).masked_fill(~layer.edge_mask[:, None], 0.0)
-    for name in matrices:
-        edges = matrices[name][0].cpu()[keep_heads][:, keep_tokens][:, :, keep_tokens]
-        payload[name] = packed(triangle(edges) if layer.causal else edges)
-        if name in functions:
-            payload[name]["signed"] = bool((edges < 0).any())
+        edges = kept(function(layer).masked_fill(~layer.edge_mask[:, None], 0.0))
+        ranges.add(name, edges)
+        payload["own"][name] = {**packed(edges), "signed": bool((edges < 0).any())}
     return payload
 
 
@@ -165,4 +208,8 @@ def _digits(values: Tensor) -> Any:
     """Nested lists of numbers with six significant digits."""
     if values.dim():
         return [_digits(part) for part in values]
-    return float(f"{values.item():.6g}")
+    return _rounded(values.item())
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from cw_lens.errors import InputError, require_known
-from cw_lens.metrics import Metric
+from cw_lens.geometry import decompose
+from cw_lens.layer import LayerAttention
+from cw_lens.metrics import METRICS, Metric
 from cw_lens.runs import Run
 from cw_lens.scores import resolve_metrics
 from cw_lens.studies.explain import Explanation, explanations
@@ -15,6 +19,8 @@ from cw_lens.views.page import Page, document
 from cw_lens.views.payload import (
     DERIVED,
     MATRICES,
+    RANGE_ROOM,
+    Ranges,
     certificate_rows,
     layer_payload,
     prompt_payload,
@@ -28,6 +34,18 @@ NO_LAYER_SCORES = "Token scores layer by layer. Kept: their mean over layers."
 Metrics = Sequence[str] | Mapping[str, Metric]
 
 
+def _relative_norm(layer: LayerAttention) -> Tensor:
+    return decompose(layer).relative_norm
+
+
+def _cosine(layer: LayerAttention) -> Tensor:
+    return decompose(layer).cosine
+
+
+FACTORS = {"relative_norm": _relative_norm, "cosine": _cosine}
+"""The two factors of a contribution that are no metrics of `METRICS`."""
+
+
 @dataclass(frozen=True)
 class _Shown:
     """What a page shows of its texts, and how it begins."""
@@ -37,6 +55,7 @@ class _Shown:
     view: bool = True
     recipe: str | None = None
     metrics: tuple[str, ...] = DERIVED
+    text_metrics: tuple[str, ...] = ()
     functions: Mapping[str, Metric] = field(default_factory=dict)
     statistics: tuple[str, ...] = ()
     start_layer: int | None = None
@@ -105,15 +124,24 @@ def show_tokens(
     Raises:
         InputError: an unknown query or metric, or as `show_heads`.
     """
-    texts = explanations(run)
     names, functions = _metrics(metrics)
+    scored = functions | {name: FACTORS[name] for name in names if name in FACTORS}
+    texts = explanations(run, scored)
     length = texts[0].prompts.ids.shape[1]
     if query is not None and not -length <= query < length:
         raise InputError(
             f"there is no query {query}; the first prompt has tokens 0 to {length - 1}."
         )
     start = None if query is None else query % length
-    shown = _Shown(("text",), "Tokens", metrics=names, functions=functions, start_query=start)
+    offered = _text_metrics(texts[0]) if metrics is None else names
+    shown = _Shown(
+        ("text",),
+        "Tokens",
+        metrics=names,
+        text_metrics=offered,
+        functions=functions,
+        start_query=start,
+    )
     return _page(texts, shown, size_budget)
 
 
@@ -172,8 +200,14 @@ def explain_page(
         view=False,
         recipe=recipe,
         metrics=("signed_contribution", *(n for n in DERIVED if n != "signed_contribution")),
+        text_metrics=_text_metrics(explanation),
     )
     return _page((explanation,), shown, size_budget)
+
+
+def _text_metrics(text: Explanation) -> tuple[str, ...]:
+    """What tokens may be coloured by where nothing else is said, the first shown first."""
+    return tuple(dict.fromkeys(("contribution", *DERIVED, *text.scores.metrics)))
 
 
 def _metrics(metrics: Metrics | None) -> tuple[tuple[str, ...], dict[str, Metric]]:
@@ -183,7 +217,18 @@ def _metrics(metrics: Metrics | None) -> tuple[tuple[str, ...], dict[str, Metric
         return (first, *(name for name in DERIVED if name != first)), {}
     if isinstance(metrics, Mapping):
         resolved = resolve_metrics(metrics)
-        return tuple(resolved), resolved
+        functions = {
+            name: function
+            for name, function in resolved.items()
+            if name not in DERIVED or function is not METRICS.get(name)
+        }
+        for name in functions:
+            if name in DERIVED:
+                raise InputError(
+                    f"a metric of your own is called {name!r}, which the page has already; give "
+                    "it another name."
+                )
+        return tuple(resolved), functions
     names = (metrics,) if isinstance(metrics, str) else tuple(dict.fromkeys(metrics))
     others = [name for name in names if name not in DERIVED]
     functions = resolve_metrics(others) if others else {}
@@ -216,12 +261,15 @@ def _page(texts: Sequence[Explanation], shown: _Shown, size_budget: float) -> Pa
         prompt_payload(text, layer_scores=whole)
         for text, whole in zip(texts, layer_scores, strict=True)
     ]
+    coloured = shown.metrics if "grid" in shown.sections else ()
     payload: dict[str, Any] = {
         "title": shown.title,
         "difference": None,
         "recipe": shown.recipe,
         "sections": list(shown.sections),
         "metrics": list(shown.metrics),
+        "text_metrics": list(shown.text_metrics),
+        "ranges": dict.fromkeys(coloured, RANGE_ROOM),  # until the edges are read
         "held_metrics": list(shown.functions),
         "signed": [],
         "told": _told(shown),
@@ -233,6 +281,7 @@ def _page(texts: Sequence[Explanation], shown: _Shown, size_budget: float) -> Pa
     around = len(document(script_json(payload), shown.sections, view=shown.view).encode())
     omissions: list[str] = []
     estimated = 0
+    ranges = Ranges(coloured)
     for place, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         selection = select(
             text,
@@ -241,15 +290,17 @@ def _page(texts: Sequence[Explanation], shown: _Shown, size_budget: float) -> Pa
             texts=len(texts),
             matrices=len(MATRICES) + len(shown.functions),
             first_layer=shown.start_layer,
+            first_query=shown.start_query if place == 0 else None,
         )
         estimated += selection.estimated_bytes
-        _fill(prompt, text, selection, shown.functions)
+        _fill(prompt, text, selection, shown.functions, ranges)
         left_out = ((NO_LAYER_SCORES,) if not layer_scores[place] else ()) + selection.omissions
         of = f"Prompt {place}: " if len(texts) > 1 else ""
         omissions += [of + sentence for sentence in left_out]
     payload["signed"] = _signed(prompts, shown.functions)
     payload["omissions"] = omissions
     payload["prompts"] = prompts
+    payload["ranges"] = ranges.payload()
     made = document(script_json(payload), shown.sections, view=shown.view)
     return Page(made, estimated, tuple(omissions))
 
@@ -265,12 +316,13 @@ def _fill(
     text: Explanation,
     selection: Selection,
     functions: Mapping[str, Metric],
+    ranges: Ranges,
 ) -> None:
     chosen = {layer.index: layer for layer in text.layers}
     whole = len(selection.tokens) == text.prompts.ids.shape[1]
     prompt["held_tokens"] = None if whole else selection.tokens
     prompt["layers"] = [
-        layer_payload(chosen[index], heads, selection.tokens, functions)
+        layer_payload(chosen[index], heads, selection.tokens, functions, ranges)
         for index, heads in selection.heads.items()
     ]
 
@@ -278,4 +330,4 @@ def _fill(
 def _signed(prompts: Sequence[dict[str, Any]], functions: Mapping[str, Callable]) -> list[str]:
     """The metrics of one's own that are negative somewhere on the page."""
     layers = [layer for prompt in prompts for layer in prompt["layers"]]
-    return [name for name in functions if any(layer[name].get("signed") for layer in layers)]
+    return [name for name in functions if any(layer["own"][name]["signed"] for layer in layers)]

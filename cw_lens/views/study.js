@@ -6,18 +6,6 @@ const LONG = 40; // rows from which on a table scrolls in its own frame
 const WORDS = 28; // letters from which on a text may take several lines
 const WIDTHS = [480, 540]; // pixels between which a figure fits its column
 
-// An element; text is always set as text, never parsed.
-function element(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "text") node.textContent = value;
-    else if (name in node) node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-
 function sentenceList(sentences, className) {
   const list = element("ul", { className: `sentences ${className}` },
     ...sentences.map((text) => element("li", { text })));

@@ -3,7 +3,7 @@
 
 const TOKENS_AT_A_TIME = 2000;
 const textState = {
-  layer: "mean", head: String(MEAN), metric: "contribution", scale: "root", query: null, shown: TOKENS_AT_A_TIME, here: 0,
+  layer: "mean", head: String(MEAN), metric: DATA.text_metrics.find((name) => name !== "attention") ?? "attention", scale: "root", query: null, shown: TOKENS_AT_A_TIME, here: 0,
 };
 const textLines = {};
 
@@ -12,6 +12,12 @@ function textLayers() {
   if (textState.layer === "mean") return LAYERS;
   const index = PROMPT.score_layers[Number(textState.layer)];
   return LAYERS.filter((layer) => layer.index === index);
+}
+
+// The layers held in which the chosen head is.
+function edgeLayers() {
+  const chosen = Number(textState.head);
+  return textLayers().filter((layer) => chosen === MEAN || layer.heads.includes(chosen));
 }
 
 function readsEdges() {
@@ -28,7 +34,7 @@ function textScores(metric) {
 function edgeScores(metric) {
   const scores = new Float32Array(N_TOKENS);
   const chosen = Number(textState.head);
-  const layers = textLayers().filter((layer) => chosen === MEAN || layer.heads.includes(chosen));
+  const layers = edgeLayers();
   const { query } = textState;
   const n = HELD.length;
   for (const layer of layers) {
@@ -49,8 +55,9 @@ function edgeScores(metric) {
 }
 
 function textMetrics() {
-  return [...new Set([...DATA.metrics, ...Object.keys(SCORES)])].filter((name) =>
-    name !== "attention" && (readsEdges() ? EDGE[name] : SCORES[name] ?? EDGE[name]));
+  const known = readsEdges() ? EDGE : SCORES;
+  const offered = DATA.text_metrics.filter((name) => known[name]);
+  return offered.length > 1 ? offered.filter((name) => name !== "attention") : offered;
 }
 
 // Positions marked as sinks in the chosen layer; for the mean, in at least half of the layers.
@@ -64,6 +71,11 @@ const SINK_COUNTS = sinkCounts();
 function isSink(token) {
   if (textState.layer === "mean") return 2 * SINK_COUNTS[token] >= PROMPT.sinks.length && SINK_COUNTS[token] > 0;
   return PROMPT.sinks[Number(textState.layer)].includes(token);
+}
+
+// Whether the page holds no edges of a token whose weight is asked for.
+function isAbsent(token) {
+  return readsEdges() && !WHOLE && !HELD.includes(token);
 }
 
 function drawText() {
@@ -89,7 +101,7 @@ function drawText() {
 
 function fillLine({ name, box, metric, shares }, depth) {
   name.replaceChildren(element("b", { text: metricLabel(metric) }),
-    ` — first token ${percent(shares[0])} of the line`);
+    ` — first token ${percent(shares[0])} of the line${readsEdges() && !WHOLE ? `, of the ${HELD.length} tokens whose edges the page holds` : ""}`);
   [...box.children].forEach((node) => {
     if (node.dataset.token === undefined) return;
     const token = Number(node.dataset.token);
@@ -101,6 +113,7 @@ function fillLine({ name, box, metric, shares }, depth) {
     node.classList.toggle("negative", negative && deep > 0.1);
     node.classList.toggle("sink", isSink(token));
     node.classList.toggle("query", textState.query !== null && HELD[textState.query] === token);
+    node.classList.toggle("absent", isAbsent(token));
     node.classList.toggle("unseen", textState.query !== null && textLayers().some((layer) => layer.causal) && token > HELD[textState.query]);
   });
 }
@@ -149,9 +162,10 @@ function numberRanges(numbers) {
 function sayQuery() {
   const box = document.getElementById("text-query");
   const { query } = textState;
-  const heads = textState.head === String(MEAN) ? "mean over heads" : `head ${textState.head}`;
+  const some = readsEdges() && textLayers().some((layer) => layer.heads.length < layer.n_heads);
+  const heads = textState.head === String(MEAN) ? `mean over ${some ? "the heads held" : "heads"}` : `head ${textState.head}`;
   const layers = textState.layer !== "mean" ? `layer ${PROMPT.score_layers[Number(textState.layer)]}`
-    : readsEdges() ? `mean over layers ${numberRanges(LAYERS.map((layer) => layer.index))}` : "mean over all layers read";
+    : readsEdges() ? `mean over layers ${numberRanges(edgeLayers().map((layer) => layer.index))}` : "mean over all layers read";
   if (query === null) {
     const how = LAYERS.length ? " Click a token to see what it receives." : "";
     box.replaceChildren(`Score of each token: its mean weight over the tokens that see it (${layers}, ${heads}).${how}`);
@@ -166,6 +180,7 @@ function sayQuery() {
 // Makes a token the query; the same one again, or none, goes back to the scores.
 function askToken(token) {
   const place = token === null ? -1 : HELD.indexOf(token);
+  if (token !== null && place < 0) return; // the readout says why
   textState.query = place < 0 || textState.query === place ? null : place;
   if (textState.query !== null && !textLayers().length) textState.layer = "mean";
   buildTextControls();
@@ -181,12 +196,15 @@ function writeReadout() {
   const kind = textState.query === null ? "score" : "weight";
   const part = ({ metric, scores, shares }) =>
     `${metricLabel(metric)}: ${percent(shares[t])} of the line (${kind} ${number(scores[t])})`;
+  const told = isAbsent(t) ? "its edges are not on this page"
+    : [...new Set([textLines.attention, textLines.lower].map(part))].join(" · ");
+  const silent = !isAbsent(t) && !HELD.includes(t) && LAYERS.length ? " · its edges are not on this page" : "";
   const sinks = SINK_COUNTS[t] ? ` · sink in ${SINK_COUNTS[t]} of ${PROMPT.sinks.length} layers` : "";
   const name = element("bdi");
   name.append(element("b", { text: PROMPT.tokens[t] }));
   document.getElementById("text-readout").replaceChildren(
     name, ` · position ${t} · id ${PROMPT.ids[t]}${sinks}`, element("br"),
-    `${part(textLines.attention)} · ${part(textLines.lower)}`);
+    told + silent);
 }
 
 function goTo(token) {
@@ -198,8 +216,7 @@ function buildTextControls() {
   const held = new Set(LAYERS.map((layer) => layer.index));
   const layers = [["mean", "mean over layers"], ...PROMPT.score_layers.map((layer, row) => [String(row), `layer ${layer}`])
     .filter((_, row) => !readsEdges() || held.has(PROMPT.score_layers[row]))];
-  const whole = HELD.length === N_TOKENS; // without all tokens a head's scores would be of a part
-  const heads = !whole ? [] : [...new Set(textLayers().flatMap((layer) => layer.heads))].sort((a, b) => a - b);
+  const heads = !WHOLE ? [] // a head's scores would be of a part : [...new Set(textLayers().flatMap((layer) => layer.heads))].sort((a, b) => a - b);
   if (!textMetrics().includes(textState.metric)) textState.metric = textMetrics()[0];
   const set = (name) => (value) => {
     textState[name] = value;
@@ -220,6 +237,11 @@ function buildTextControls() {
 }
 
 function buildText() {
+  if (CHOSEN.text) Object.assign(textState, CHOSEN.text);
+  if (textState.layer !== "mean" && !PROMPT.score_layers[Number(textState.layer)]) textState.layer = "mean";
+  life.addEventListener("abort", () => {
+    CHOSEN.text = { layer: textState.layer, metric: textState.metric, scale: textState.scale };
+  });
   const host = document.getElementById("text-lines");
   host.append(element("p", { id: "text-query", className: "meaning" }));
   for (const place of ["attention", "lower"]) {
@@ -252,7 +274,7 @@ function buildText() {
   host.append(more, element("div", { id: "text-bar" }));
   addTokens();
   buildTextControls();
-  if (DATA.start_query !== null) askToken(DATA.start_query);
+  if (DATA.start_query !== null && DATA.start_query < N_TOKENS && !CHOSEN.text) askToken(DATA.start_query);
   else drawText();
   drawn.add(drawText);
 }

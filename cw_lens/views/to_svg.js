@@ -12,6 +12,15 @@
     return node;
   };
   const place = (box) => ({ x: box.left + scrollX, y: box.top + scrollY, width: box.width, height: box.height });
+  // a colour as every reader of SVG knows it, and its opacity; browsers write color-mix as color(...)
+  const dot = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const paint = (name, colour) => {
+    dot.clearRect(0, 0, 1, 1);
+    dot.fillStyle = colour;
+    dot.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = dot.getImageData(0, 0, 1, 1).data;
+    return { [name]: `rgb(${red},${green},${blue})`, [name === "stop-color" ? "stop-opacity" : `${name}-opacity`]: (alpha / 255).toFixed(3) };
+  };
   const clear = (colour) => colour === "transparent" || /[,/]\s*0\)$/.test(colour);
   // a colour bar: "linear-gradient(to right, ...)" of evenly spaced colours
   const gradient = (rect, image) => {
@@ -20,23 +29,27 @@
     const id = `gradient-${root.childElementCount}`;
     const made = add("linearGradient", { id });
     colours.forEach((colour, at) => {
-      const stop = document.createElementNS(SVG, "stop");
-      stop.setAttribute("offset", at / (colours.length - 1));
-      stop.setAttribute("stop-color", colour);
-      made.append(stop);
+      // SVG mixes colours before opacities: a clear stop is clear in each neighbour's colour
+      const seen = clear(colour) ? [colours[at - 1], colours[at + 1]].filter(Boolean) : [colour];
+      for (const one of seen) {
+        const stop = document.createElementNS(SVG, "stop");
+        const painted = { offset: at / (colours.length - 1), ...paint("stop-color", one), ...(clear(colour) ? { "stop-opacity": 0 } : {}) };
+        for (const [name, value] of Object.entries(painted)) stop.setAttribute(name, value);
+        made.append(stop);
+      }
     });
     add("rect", { ...rect, fill: `url(#${id})` });
   };
   const box = (element, style) => {
     for (const rect of element.getClientRects()) {
-      if (!clear(style.backgroundColor)) add("rect", { ...place(rect), fill: style.backgroundColor });
+      if (!clear(style.backgroundColor)) add("rect", { ...place(rect), ...paint("fill", style.backgroundColor) });
       gradient(place(rect), style.backgroundImage);
       const { x, y, width: w, height: h } = place(rect);
       const edges = { Top: [x, y, w, 0], Bottom: [x, y + h, w, 0], Left: [x, y, 0, h], Right: [x + w, y, 0, h] };
       for (const [side, [x1, y1, dx, dy]] of Object.entries(edges)) {
         const thick = parseFloat(style[`border${side}Width`]);
         if (!thick || style[`border${side}Style`] === "none" || clear(style[`border${side}Color`])) continue;
-        add("line", { x1, y1, x2: x1 + dx, y2: y1 + dy, stroke: style[`border${side}Color`], "stroke-width": thick });
+        add("line", { x1, y1, x2: x1 + dx, y2: y1 + dy, ...paint("stroke", style[`border${side}Color`]), "stroke-width": thick });
       }
     }
   };
@@ -48,7 +61,7 @@
       if (!run || !run.letters.trim()) return;
       const dotted = style.textDecorationLine.includes("underline") ? { "text-decoration": "underline" } : {};
       add("text", {
-        x: run.x, y: run.y, fill: style.color, "font-family": style.fontFamily, "font-size": style.fontSize,
+        x: run.x, y: run.y, ...paint("fill", style.color), "font-family": style.fontFamily, "font-size": style.fontSize,
         "font-weight": style.fontWeight, "font-style": style.fontStyle, "xml:space": "preserve", ...dotted,
       }, run.letters);
     };
@@ -95,7 +108,7 @@
       else if (child.nodeType === Node.TEXT_NODE) text(child, style);
     }
   };
-  add("rect", { x: 0, y: 0, width, height, fill: getComputedStyle(document.documentElement).backgroundColor });
+  add("rect", { x: 0, y: 0, width, height, ...paint("fill", getComputedStyle(document.documentElement).backgroundColor) });
   walk(document.body);
   return new XMLSerializer().serializeToString(root);
 })()

@@ -130,6 +130,11 @@ def _identity(explanation: Explanation) -> str:
         return ""
     worst = max(explanation.certificates, key=lambda c: c.error / c.tolerance)
     tolerance = f"tolerance {worst.tolerance:.0e}"
+    if any(c.output_error is None for c in explanation.certificates):
+        return (
+            f"the parts of every layer sum to its z within {worst.error:.1e} ({tolerance}); the "
+            "cache held no output to compare with"
+        )
     if not worst.error:
         return f"the parts of every layer sum to its output bit for bit ({tolerance})"
     return (
