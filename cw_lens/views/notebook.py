@@ -17,6 +17,13 @@ from typing import Any
 Cell = tuple[str, int]
 """What tells a cell from others, and how often the session had run one when this one ran."""
 
+NOT_RUN = (
+    "This view is drawn by scripts, which are not run here. Trust the notebook (JupyterLab’s "
+    "command “Trust Notebook”), or run this cell."
+)
+"""Inside the frame's element, where browsers show it to nobody: JupyterLab takes frames out of a
+notebook that it does not trust and leaves their text."""
+
 _LIBRARY = re.compile(r'(<script type="text/plain" class="library" data-name="([\w-]+)">)(.*?)</')
 _homes: dict[str, Cell] = {}  # of each library, the cell whose output holds it, in this session
 
@@ -37,7 +44,7 @@ def framed(document: str) -> str:
         f"<script>\n{_relay()}{host}</script>\n"
         '<iframe title="cw_lens" class="cw-lens" sandbox="allow-scripts allow-downloads" '
         'style="width:100%;height:640px;border:0" '
-        f'srcdoc="{html.escape(document)}"></iframe>'
+        f'srcdoc="{html.escape(document)}">{NOT_RUN}</iframe>'
     )
 
 

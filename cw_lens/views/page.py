@@ -33,7 +33,9 @@ class Page:
     """A page that needs nothing but a browser: no network, no other file.
 
     As the last line of a notebook's cell it shows itself in a frame of its own; the libraries
-    that it draws with are put into the notebook once, with the first page shown.
+    that it draws with are put into the notebook once, with the first page shown. It draws again
+    when the notebook is reopened, and in what `jupyter nbconvert --to html` makes of it; where
+    JupyterLab does not trust a notebook, a line stands in its place and says what to do.
 
     Attributes:
         html: the whole document.
