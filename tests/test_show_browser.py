@@ -1,13 +1,17 @@
 """Views of runs in Chromium: what is drawn is what the run holds; a click changes it."""
 
+import re
+
 import numpy as np
 import pytest
 
 import cw_lens
 from cw_lens.geometry import decompose, inter_head_contributions
+from cw_lens.views.budget import layer_bytes
 from tests.browser import opened
 from tests.explanations import HOSTILE
 from tests.test_show import A, B, prompts_of
+from tests.test_views import prompt_of
 
 pytestmark = pytest.mark.browser
 
@@ -119,10 +123,15 @@ def test_heads_follow_the_metric_the_layer_the_prompt_and_the_mouse(shown, run):
     told = page.tab.locator("#grid-readout").text_content()
     assert "L0 H3 · query 4" in told
     assert "key 1" in told
-    for number in (
-        factors.attention[0, 3, 4, 1], factors.cosine[0, 3, 4, 1], signed[3, 4, 1],
-    ):  # fmt: skip
-        assert f"{abs(float(number)):.2g}"[:4].rstrip("0") in told.replace("−", "")
+    exact = {
+        "attention": factors.attention[0, 3, 4, 1],
+        "relative norm": factors.relative_norm[0, 3, 4, 1],
+        "cosine": factors.cosine[0, 3, 4, 1],
+        "signed contribution": signed[3, 4, 1],
+    }
+    for name, value in exact.items():
+        said = re.search(rf"\b{name} [^0-9−]*(−?[0-9.e−]+)", told).group(1)
+        assert float(said.replace("−", "-")) == pytest.approx(float(value), rel=5e-3, abs=2e-4)
 
     page.tab.locator("#grid-controls input[type=range]").fill("2")
     exact = run.layers[2].text(0).pattern[0, 3].numpy()
@@ -235,11 +244,134 @@ def test_hostile_tokens_are_text_in_every_view(shown, model):
     page = shown(cw_lens.compare(made, made, names=("</script><b>", '"&')))
     assert page.tab.locator("#compare-a .token").all_text_contents() == list(HOSTILE)
     assert "</script><b>" in page.tab.locator("h1").text_content()
+    assert page.tab.locator(".token *").count() == 0
     page = shown(cw_lens.show_heads(made))
     page.show_heads(4)
     page.tab.locator("#large .ytick text").first.wait_for()
     assert "</script>" in page.tab.locator("#large .ytick text").all_text_contents()
-    assert page.tab.locator("b script, img").count() == 0
+    hover_large(page, 5, HOSTILE.index("</script>"), len(HOSTILE))
+    assert "</script>" in page.tab.locator("#large .hovertext").text_content()
+    assert page.tab.locator("#grid-readout bdi").all_text_contents()[1] == "</script>"
+    assert page.tab.locator("#grid-readout script, #large script, img").count() == 0
+    page = shown(cw_lens.show_overview(made, "net"))
+    page.plots("factors")
+    ticks = page.tab.locator("#factor-attention .ytick text").all_text_contents()
+    assert {"</script>", "<!--"} <= set(ticks)
+
+
+def test_every_choice_of_every_view_is_drawn_in_silence(shown, model, run):
+    """Complaints are checked when the pages are closed."""
+    a, b = (cw_lens.capture(model, prompts_of(model, ids)) for ids in (A, [1, 5, 8, 7, 3]))
+    for view in (
+        cw_lens.show_heads(run), cw_lens.show_tokens(run), cw_lens.show_overview(run),
+        cw_lens.show_tokens(run, metrics=["cosine", "value_weighted"], query=2),
+        cw_lens.show_tokens(run, metrics={"mine": lambda x: x.pattern}),
+        cw_lens.compare(a, b),
+    ):  # fmt: skip
+        page = shown(view)
+        page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.settle()
+        changed = page.tab.evaluate("""() => {
+          let changed = 0;
+          for (let at = 0; at < document.querySelectorAll('main select').length; at++) {
+            const { options: offered } = document.querySelectorAll('main select')[at];
+            const options = [...offered].map((o) => o.value);
+            for (const value of options) {
+              const box = document.querySelectorAll('main select')[at];
+              if (!box || ![...box.options].some((o) => o.value === value)) continue;
+              box.value = value;
+              box.dispatchEvent(new Event('change'));
+              changed++;
+            }
+          }
+          for (const input of document.querySelectorAll('main input[type=radio]')) {
+            input.click();
+            changed++;
+          }
+          return changed;
+        }""")
+        assert changed > 2
+        page.settle()
+
+
+def test_text_begins_with_the_metric_named_first(shown, run):
+    page = shown(cw_lens.show_tokens(run, metrics=["value_weighted", "cosine"]))
+    lower_line = page.tab.get_by_label("Lower line")
+    assert lower_line.input_value() == "value_weighted"
+    assert lower_line.locator("option").count() == 2
+    cosine = decompose(run.layers[1].text(0)).cosine[0]
+    lower_line.select_option("cosine")
+    page.tab.get_by_label("Layer").select_option("1")
+    scores = np.tril(cosine.numpy()).sum(axis=1).mean(axis=0) / np.arange(len(A), 0, -1)
+    shares = scores / np.abs(scores).sum()
+    attention = run.layers[1].text(0).pattern[0].sum(dim=1).mean(dim=0).numpy()
+    attention /= np.arange(len(A), 0, -1)
+    top = max(np.abs(shares).max(), (attention / attention.sum()).max())
+    expected = np.sign(shares) * np.sqrt(np.abs(shares) / top)
+    np.testing.assert_allclose(page.tab.evaluate(FILLS, "line-lower"), expected, atol=2e-2)
+
+
+def test_what_is_left_out_says_so_where_it_is_asked_for(shown):
+    from tests.explanations import made_up_run
+
+    made = made_up_run(tokens=60, heads=6, layers=2)
+    whole = cw_lens.show_tokens(made)
+    budget = whole.estimated_bytes - 1.9 * layer_bytes(6, 60, True)
+    view = cw_lens.show_tokens(made, query=40, size_budget=budget)
+    page = shown(view)
+    held = prompt_of(view)["held_tokens"]
+    gone = next(token for token in range(60) if token not in held)
+    said = page.tab.locator("#text-query").text_content()
+    assert "What query 40" in said
+    assert "mean over the heads held" in said
+    assert (
+        f"of the {len(held)} tokens whose edges the page holds"
+        in page.tab.locator("#text-lines").text_content()
+    )
+    page.tab.locator("#line-lower .token").nth(gone).click()
+    assert "its edges are not on this page" in page.tab.locator("#text-readout").text_content()
+    assert "What query 40" in page.tab.locator("#text-query").text_content()
+    assert page.tab.locator("#line-lower .token.absent").count() == 60 - len(held)
+
+
+def test_what_was_chosen_stays_from_prompt_to_prompt(shown, run):
+    page = shown(cw_lens.show_heads(run, 0))
+    page.show_heads(4)
+    top = page.tab.locator("#grid-bar .bar").get_attribute("data-top")
+    page.tab.locator("#grid-controls input[value=cosine]").check(force=True)
+    page.tab.locator("#grid-controls input[type=range]").fill("2")
+    page.tab.locator("#head-grid [data-head='3']").click()
+    page.tab.get_by_label("Prompt").select_option("1")
+    page.show_heads(4)
+    page.tab.mouse.move(2, 2)
+    exact = decompose(run.layers[2].text(1)).cosine[0, 3].numpy()
+    np.testing.assert_allclose(lower(large(page)), lower(exact), atol=1e-3)
+    page.tab.locator("#grid-controls input[value=signed_contribution]").check(force=True)
+    assert page.tab.locator("#grid-bar .bar").get_attribute("data-top") == top
+
+
+def test_a_comparison_names_the_positions_in_both_texts(shown, model):
+    a = cw_lens.capture(model, prompts_of(model, [1, 5, 9, 7, 3]))
+    b = cw_lens.capture(model, prompts_of(model, [1, 6, 8, 5, 9, 7, 3]))
+    page = shown(cw_lens.compare(a, b))
+    page.show_heads(4)
+    hover_large(page, 3, 0, 5)
+    assert "query 3→5" in page.tab.locator("#grid-readout").text_content()
+    assert "3→5\t" in page.tab.locator("#token-table").text_content()
+    assert page.tab.locator("#certificates tbody tr").count() == 6
+
+
+@pytest.mark.slow
+def test_saved_svgs_use_colours_that_every_reader_knows(run, model, tmp_path):
+    a, b = (cw_lens.capture(model, prompts_of(model, ids)) for ids in (A, B))
+    for view in (cw_lens.show_tokens(run), cw_lens.compare(a, b)):
+        text = view.save(tmp_path / "view.svg").read_text()
+        assert "color(" not in text
+        assert "color-mix" not in text
+        assert re.search(r'fill="rgb\(\d+,\d+,\d+\)" fill-opacity="0\.\d+"', text)  # a token
+        stops = re.findall(r'stop-color="(rgb\([\d,]+\))" stop-opacity="([\d.]+)"', text)
+        assert stops
+        assert all(colour != "rgb(0,0,0)" for colour, _ in stops)
 
 
 def test_a_metric_of_ones_own_is_drawn(shown, run):

@@ -216,7 +216,8 @@ function buildTextControls() {
   const held = new Set(LAYERS.map((layer) => layer.index));
   const layers = [["mean", "mean over layers"], ...PROMPT.score_layers.map((layer, row) => [String(row), `layer ${layer}`])
     .filter((_, row) => !readsEdges() || held.has(PROMPT.score_layers[row]))];
-  const heads = !WHOLE ? [] // a head's scores would be of a part : [...new Set(textLayers().flatMap((layer) => layer.heads))].sort((a, b) => a - b);
+  // without all tokens a head's scores would be of a part
+  const heads = !WHOLE ? [] : [...new Set(textLayers().flatMap((layer) => layer.heads))].sort((a, b) => a - b);
   if (!textMetrics().includes(textState.metric)) textState.metric = textMetrics()[0];
   const set = (name) => (value) => {
     textState[name] = value;
