@@ -101,7 +101,6 @@ def dress(figure: go.Figure, title: str, subtitle: str, entries: int) -> None:
         },
         legend={
             "orientation": "h",
-            "itemsizing": "constant",
             "yref": "container",
             "y": 0.01,
             "yanchor": "bottom",
