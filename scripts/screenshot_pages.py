@@ -11,13 +11,17 @@ from pathlib import Path
 MODEL = "smollm2-135m"
 SHORT = "The river froze early that winter, and the ferry was pulled ashore before the first snow."
 OTHER = "The river froze early that spring, and the boat was pulled ashore before the last snow."
+SMALL = ["--examples", "2", "--max-tokens", "32"]
 RUNS = {
     "explain": ["--text", SHORT],
-    "faithfulness": ["--examples", "2", "--max-tokens", "48", "--fractions", "0.1", "0.3", "0.7"],
-    "sinks": ["--examples", "2", "--max-tokens", "48"],
-    "validate": ["--max-tokens", "12"],
-    "tasks": ["--names", "lambada", "--examples", "6", "--remove", "lowest", "highest"],
-    "paper": ["--examples", "2", "--max-tokens", "48", "--points", "100000"],
+    "faithfulness": [*SMALL, "--fractions", "0.1", "0.3", "0.7"],
+    "sinks": [*SMALL, "--factors", "1", "0.5", "0"],
+    "validate": ["--max-tokens", "8"],
+    "tasks": ["--names", "lambada", "--examples", "4", "--fractions", "0.3", "0.7"],
+    "paper": [
+        *("table1", "table4", "fig3", "fig7", "fig11", "fig12"),
+        *(*SMALL, "--fractions", "0.1", "0.5", "--points", "100000"),
+    ],
 }
 """The command of each study, and what makes it small."""
 

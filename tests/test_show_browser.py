@@ -66,9 +66,13 @@ def large(page):
     return np.array(page.tab.evaluate(EDGES), dtype=float)
 
 
-def hover_large(page, query, key, tokens):
-    """Moves the mouse over the middle of a cell of the large map."""
-    box = page.tab.locator("#large .nsewdrag").bounding_box()
+def hover(page, plot, query, key, tokens):
+    """Moves the mouse over the middle of a cell of a map of queries by keys."""
+    page.tab.evaluate(
+        "id => document.getElementById(id).scrollIntoView({ block: 'center' })", plot
+    )
+    page.settle()
+    box = page.tab.locator(f"#{plot} .nsewdrag").bounding_box()
     x = box["x"] + (key + 0.5) / tokens * box["width"]
     y = box["y"] + (query + 0.5) / tokens * box["height"]
     page.tab.mouse.move(x - 3, y)
@@ -119,7 +123,7 @@ def test_heads_follow_the_metric_the_layer_the_prompt_and_the_mouse(shown, run):
         np.testing.assert_allclose(
             lower(large(page)), lower(exact), atol=1e-3 * np.abs(lower(exact)).max()
         )
-    hover_large(page, 4, 1, len(A))
+    hover(page, "large", 4, 1, len(A))
     told = page.tab.locator("#grid-readout").text_content()
     assert "L0 H3 · query 4" in told
     assert "key 1" in told
@@ -249,14 +253,14 @@ def test_hostile_tokens_are_text_in_every_view(shown, model):
     page.show_heads(4)
     page.tab.locator("#large .ytick text").first.wait_for()
     assert "</script>" in page.tab.locator("#large .ytick text").all_text_contents()
-    hover_large(page, 5, HOSTILE.index("</script>"), len(HOSTILE))
+    hover(page, "large", 5, HOSTILE.index("</script>"), len(HOSTILE))
     assert "</script>" in page.tab.locator("#large .hovertext").text_content()
     assert page.tab.locator("#grid-readout bdi").all_text_contents()[1] == "</script>"
     assert page.tab.locator("#grid-readout script, #large script, img").count() == 0
     page = shown(cw_lens.show_overview(made, "net"))
     page.plots("factors")
-    ticks = page.tab.locator("#factor-attention .ytick text").all_text_contents()
-    assert {"</script>", "<!--"} <= set(ticks)
+    hover(page, "factor-attention", 5, HOSTILE.index("</script>"), len(HOSTILE))
+    assert "</script>" in page.tab.locator("#factor-attention .hovertext").text_content()
 
 
 def test_every_choice_of_every_view_is_drawn_in_silence(shown, model, run):
@@ -355,7 +359,7 @@ def test_a_comparison_names_the_positions_in_both_texts(shown, model):
     b = cw_lens.capture(model, prompts_of(model, [1, 6, 8, 5, 9, 7, 3]))
     page = shown(cw_lens.compare(a, b))
     page.show_heads(4)
-    hover_large(page, 3, 0, 5)
+    hover(page, "large", 3, 0, 5)
     assert "query 3→5" in page.tab.locator("#grid-readout").text_content()
     assert "3→5\t" in page.tab.locator("#token-table").text_content()
     assert page.tab.locator("#certificates tbody tr").count() == 6

@@ -209,7 +209,7 @@ def test_the_cone_is_drawn_with_its_outputs_on_both_sides():
     figure = cone_figure(points, fit, WHERE, recipe="cw-lens sinks")
     caption = captions_are_text(figure)
     assert "30.0 degrees around μ hold 90 %" in caption
-    assert "outputs 25% lie inside with the sink, 75% without" in caption
+    assert "outputs 25 % lie inside with the sink, 75 % without" in caption
     for axis, ending in (("x", ""), ("x2", "_without")):
         mine = [trace for trace in figure.data if trace.xaxis == axis]
         edges = [t for t in mine if t.name == "edge of the cone"]

@@ -372,17 +372,17 @@ def test_many_heads_and_tokens_are_drawn_a_set_at_a_time(chromium, tmp_path):
         page.show_heads(20)
         labels = page.tab.get_by_label("Tokens drawn").locator("option").all_text_contents()
         assert labels == [
-            "the 55 with most contribution",
-            "first, and 1 to 54",
-            "first, and 55 to 59",
+            "the 44 with most contribution",
+            "first, and 1 to 43",
+            "first, and 44 to 59",
         ]
         page.tab.get_by_label("Tokens drawn").select_option("2")
         page.settle()
         edges = truth(explanation.layers[0], "signed_contribution")
         top = float(page.tab.locator("#grid-bar .bar").get_attribute("data-top"))
-        strongest = edges[:, 55:, 0]
+        strongest = edges[:, 44:, 0]
         head, row = np.unravel_index(strongest.argmax(), strongest.shape)
-        colour = page.tab.evaluate(CELLS, [int(head), 6])[row + 1][0]
+        colour = page.tab.evaluate(CELLS, [int(head), 17])[row + 1][0]
         if strongest.max() >= top:
             assert np.abs(np.array(colour) - POSITIVE).max() <= 3
         assert colour[2] > colour[0]

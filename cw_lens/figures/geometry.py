@@ -66,7 +66,7 @@ def norm_figure(
             x=shown["attention"].tolist(),
             y=shown["norm"].tolist(),
             mode="markers",
-            marker={"color": GREY, "size": 3, "opacity": 0.45},
+            marker={"color": GREY, "size": 3, "opacity": 0.7},
             hoverinfo="skip",
         )
     )
@@ -183,9 +183,9 @@ def cone_figure(
                 row=1,
                 col=place,
             )
-        for low, name, colour, symbol in (
-            (False, "output", BLUE, "circle"),
-            (True, "shortest quarter", VERMILLION, "diamond"),
+        for low, name, colour, symbol, length in (
+            (False, "output", BLUE, "circle", 4),
+            (True, "shortest quarter", VERMILLION, "x", 6),
         ):
             rows = shown.loc[shown["low"] == low]
             figure.add_trace(
@@ -194,7 +194,7 @@ def cone_figure(
                     x=rows[f"x{ending}"].tolist(),
                     y=rows[f"y{ending}"].tolist(),
                     mode="markers",
-                    marker={"color": colour, "symbol": symbol, "size": 4, "opacity": 0.6},
+                    marker={"color": colour, "symbol": symbol, "size": length, "opacity": 0.8},
                     showlegend=place == 1,
                     hovertemplate="along μ %{x:.4g}<br>along u %{y:.4g}<extra></extra>",
                 ),
@@ -282,4 +282,4 @@ def _thinned(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _percent(share: float) -> str:
-    return "an unknown share" if math.isnan(share) else f"{share:.0%}"
+    return "an unknown share" if math.isnan(share) else f"{100 * share:.0f} %"

@@ -82,7 +82,7 @@ def dress(figure: go.Figure, title: str, subtitle: str, entries: int) -> None:
         title, subtitle: above it, as plain text.
         entries: how many names its legend holds.
     """
-    longest = max((len(trace.name or "") for trace in figure.data), default=0)
+    longest = max((len(getattr(trace, "name", None) or "") for trace in figure.data), default=0)
     abreast = 1 if longest > LONG[1] else 2
     legend = 19 * math.ceil(entries / abreast)
     figure.update_layout(

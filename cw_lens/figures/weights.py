@@ -78,7 +78,7 @@ def joint_figure(joint: pd.DataFrame, where: str, *, recipe: str | None = None) 
                 colorscale=SEQUENTIAL,
                 showscale=place == len(pairs),
                 colorbar={
-                    "title": {"text": "edges<br>(log₁₀)", "font": {"size": 11}},
+                    "title": {"text": "edges (log₁₀)", "side": "right", "font": {"size": 11}},
                     "thickness": 10,
                     "tickfont": {"size": 10},
                 },

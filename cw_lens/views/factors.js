@@ -60,13 +60,14 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
   const names = tokens.map((place) => plotlyText(PROMPT.tokens[HELD[place]]));
   const short = tokens.map((place) => plotlyText(shortened(PROMPT.tokens[HELD[place]])));
   const places = tokens.map((_, at) => at);
-  const room = Math.min(plot.clientWidth - 100, plot.clientHeight - 122) / tokens.length;
-  const spelled = tokens.length <= 24 && room >= LETTER_PIXELS;
+  const few = tokens.length <= 24;
+  const down = few && (plot.clientHeight - 122) / tokens.length >= LETTER_PIXELS;
+  const across = few && (plot.clientWidth - 100) / tokens.length >= LETTER_PIXELS;
   const step = Math.max(1, tickStep(tokens.length));
-  const shown = spelled ? places : places.filter((at) => at % step === 0);
-  const axis = {
-    tickvals: shown, ticktext: shown.map((at) => (spelled ? short[at] : String(positionOf(tokens[at])))),
-    tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5],
+  const axis = (spelled) => {
+    const shown = spelled ? places : places.filter((at) => at % step === 0);
+    const ticktext = shown.map((at) => (spelled ? short[at] : String(positionOf(tokens[at]))));
+    return { tickvals: shown, ticktext, tickfont: { size: 10 }, range: [-0.5, tokens.length - 0.5] };
   };
   const marks = signed ? [-top, 0, top] : [0, top / 2, top];
   const trace = {
@@ -78,9 +79,9 @@ function drawTokenMap(plot, z, tokens, { title, signed, top }) {
       tickvals: marks, ticktext: marks.map(number) }, // shorter than the map, or an end mark is clipped
   };
   const layout = plotlyLayout({
-    margin: { l: spelled ? 94 : 46, r: 6, t: 6, b: spelled ? 116 : 78 },
-    xaxis: { ...axis, tickangle: spelled ? -60 : 0, title: { text: "key", standoff: 2 } },
-    yaxis: { ...axis, range: [tokens.length - 0.5, -0.5], title: { text: "query", standoff: 2 } },
+    margin: { l: down ? 94 : 46, r: 6, t: 6, b: across ? 116 : 78 },
+    xaxis: { ...axis(across), tickangle: across ? -60 : 0, title: { text: "key", standoff: 2 } },
+    yaxis: { ...axis(down), range: [tokens.length - 0.5, -0.5], title: { text: "query", standoff: 2 } },
   });
   Plotly.react(plot, [trace, ...(signed ? [negativeMarks(z, places, places, top)] : [])], layout, PLOTLY_CONFIG);
 }
