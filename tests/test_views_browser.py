@@ -80,7 +80,7 @@ def visible(edges):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_drawn_in_silence(chromium, path, theme, width):
     with opened(chromium, path, theme=theme, width=width) as page:
-        assert len(page.plots("maps")) == 10
+        assert len(page.plots("maps")) == 11
         page.show_heads(HEADS)
         assert len(page.plots("factors")) == 4
         for section in SECTIONS:
@@ -354,7 +354,10 @@ def test_what_was_left_out_is_said_where_it_matters(chromium, tmp_path):
         layer, heads = next(iter(_held(cut).items()))
         page.show_heads(len(heads))
         names = page.tab.locator("#head-grid .head > span").all_text_contents()
-        assert names == [f"L{layer} mean", *(f"L{layer} H{head}" for head in heads)]
+        assert names == [
+            f"L{layer} mean of {len(heads)} of 8 heads",
+            *(f"L{layer} H{head}" for head in heads),
+        ]
         assert page.complaints == []
 
 
@@ -405,7 +408,7 @@ def test_a_long_text_is_shown_part_by_part(chromium, tmp_path):
 def test_one_token_draws_every_view(chromium, tmp_path):
     path = explain_page(made_up_explanation(words(1))).save(tmp_path / "one.html")
     with opened(chromium, path) as page:
-        assert len(page.plots("maps")) == 10
+        assert len(page.plots("maps")) == 11
         page.show("grid-section")
         page.settle()
         assert page.tab.locator("#head-grid canvas").count() == HEADS + 1

@@ -21,6 +21,7 @@ function drawFactors() {
   const head = Number(factorState.head);
   const sets = tokenSets(FACTOR_TOKENS);
   const { tokens } = sets[Number(factorState.tokens)] ?? sets[0];
+  document.querySelector("#factors-section h2").textContent = `What the contribution of ${headName(layer, head)} is made of`;
   for (const { metric, title } of FACTORS) {
     const plot = document.getElementById(`factor-${metric}`);
     const signed = SIGNED.has(metric);

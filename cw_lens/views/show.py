@@ -156,7 +156,7 @@ def show_overview(
     Args:
         run: from `capture`.
         statistic: names of `HeadProfile`'s statistics, such as `first_contribution`, `gross` or
-            `sink_cosine`; by default ten of them.
+            `sink_cosine`; by default all of them.
         size_budget: what the page may take, in bytes.
 
     Raises:
