@@ -446,6 +446,7 @@ def test_the_page_works_in_a_notebook_frame(chromium, explanation, tmp_path):
     path.write_text(f"<!doctype html><meta charset=utf-8>{explain_page(explanation)._repr_html_()}")
     with opened(chromium, path) as page:
         frame = page.tab.frame_locator("iframe")
+        frame.locator("html[data-state=ready]").wait_for(state="attached")
         assert "The first token" in frame.locator("#verdict").text_content()
         frame.locator("#factors").scroll_into_view_if_needed()
         frame.locator("#factors .hm image").first.wait_for(state="attached")
