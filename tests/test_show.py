@@ -15,7 +15,7 @@ from cw_lens.studies.explain import explanations
 from cw_lens.studies.heads import HeadProfile
 from cw_lens.views import notebook
 from cw_lens.views.budget import layer_bytes
-from cw_lens.views.compare import align
+from cw_lens.views.differences import align
 from cw_lens.views.page import asset
 from cw_lens.views.words import percent
 from tests.explanations import made_up_run

@@ -4,17 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from cw_lens.errors import InputError, require_known
-from cw_lens.geometry import decompose
-from cw_lens.layer import LayerAttention
-from cw_lens.metrics import METRICS, Metric
+from cw_lens.metrics import Metric
 from cw_lens.runs import Run
-from cw_lens.scores import resolve_metrics
 from cw_lens.studies.explain import Explanation, explanations
 from cw_lens.studies.heads import HeadProfile
 from cw_lens.views.budget import Selection, fits_layer_scores, select
+from cw_lens.views.offered import FACTORS, Metrics, offered_metrics, text_metrics
 from cw_lens.views.page import Page, document
 from cw_lens.views.payload import (
     DERIVED,
@@ -30,20 +26,6 @@ from cw_lens.views.payload import (
 SIZE_BUDGET = 25e6
 """What a page may take, in bytes, where nothing else is said."""
 NO_LAYER_SCORES = "Token scores layer by layer. Kept: their mean over layers."
-
-Metrics = Sequence[str] | Mapping[str, Metric]
-
-
-def _relative_norm(layer: LayerAttention) -> Tensor:
-    return decompose(layer).relative_norm
-
-
-def _cosine(layer: LayerAttention) -> Tensor:
-    return decompose(layer).cosine
-
-
-FACTORS = {"relative_norm": _relative_norm, "cosine": _cosine}
-"""The two factors of a contribution that are no metrics of `METRICS`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ def show_heads(
             gives NaN, or a budget too small for any page.
     """
     texts = explanations(run)
-    names, functions = _metrics(metrics)
+    names, functions = offered_metrics(metrics)
     shown = _Shown(
         ("grid", "factors"),
         "Heads",
@@ -124,7 +106,7 @@ def show_tokens(
     Raises:
         InputError: an unknown query or metric, or as `show_heads`.
     """
-    names, functions = _metrics(metrics)
+    names, functions = offered_metrics(metrics)
     scored = functions | {name: FACTORS[name] for name in names if name in FACTORS}
     texts = explanations(run, scored)
     length = texts[0].prompts.ids.shape[1]
@@ -133,7 +115,7 @@ def show_tokens(
             f"there is no query {query}; the first prompt has tokens 0 to {length - 1}."
         )
     start = None if query is None else query % length
-    offered = _text_metrics(texts[0]) if metrics is None else names
+    offered = text_metrics(texts[0]) if metrics is None else names
     shown = _Shown(
         ("text",),
         "Tokens",
@@ -200,41 +182,9 @@ def explain_page(
         view=False,
         recipe=recipe,
         metrics=("signed_contribution", *(n for n in DERIVED if n != "signed_contribution")),
-        text_metrics=_text_metrics(explanation),
+        text_metrics=text_metrics(explanation),
     )
     return _page((explanation,), shown, size_budget)
-
-
-def _text_metrics(text: Explanation) -> tuple[str, ...]:
-    """What tokens may be coloured by where nothing else is said, the first shown first."""
-    return tuple(dict.fromkeys(("contribution", *DERIVED, *text.scores.metrics)))
-
-
-def _metrics(metrics: Metrics | None) -> tuple[tuple[str, ...], dict[str, Metric]]:
-    """The names that a page offers, and the functions of those it does not derive itself."""
-    if metrics is None:
-        first = "signed_contribution"
-        return (first, *(name for name in DERIVED if name != first)), {}
-    if isinstance(metrics, Mapping):
-        resolved = resolve_metrics(metrics)
-        functions = {
-            name: function
-            for name, function in resolved.items()
-            if name not in DERIVED or function is not METRICS.get(name)
-        }
-        for name in functions:
-            if name in DERIVED:
-                raise InputError(
-                    f"a metric of your own is called {name!r}, which the page has already; give "
-                    "it another name."
-                )
-        return tuple(resolved), functions
-    names = (metrics,) if isinstance(metrics, str) else tuple(dict.fromkeys(metrics))
-    others = [name for name in names if name not in DERIVED]
-    functions = resolve_metrics(others) if others else {}
-    if not names:
-        raise InputError("metrics is empty; name at least one, or leave it out for all.")
-    return names, functions
 
 
 def _layer(run: Run[Any], layer: int | None, text: Explanation) -> int:
