@@ -65,6 +65,7 @@ def lab(tmp_path) -> Iterator[Lab]:
         "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
         "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel named python3 is this Python's
         "IPYTHONDIR": str(tmp_path / "ipython"),
+        "OMP_NUM_THREADS": "1",  # another worker has the other core
     }
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),

@@ -462,6 +462,6 @@ def test_a_figures_own_page_follows_the_theme(chromium, joined):
         assert shown.tab.evaluate(ground) == "rgb(23, 24, 27)"
         line = shown.tab.locator(".scatterlayer .js-line").first
         assert line.evaluate("line => getComputedStyle(line).stroke") == "rgb(244, 244, 246)"
-        assert "95 % bootstrap intervals" in shown.tab.locator("p").text_content()
+        assert "95\u00a0% bootstrap intervals" in shown.tab.locator("p").text_content()
         assert HOSTILE in shown.tab.locator("pre").text_content()
         assert shown.complaints == []
