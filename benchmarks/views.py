@@ -20,6 +20,7 @@ from cw_lens.browsers import find_browser
 from cw_lens.prompts import prompts_from_ids
 
 LARGE, USUAL = "32 heads x 512 tokens, one layer", "SmolLM2: 9 heads x 30 layers x 64 tokens"
+TOKENS = {LARGE: 512, USUAL: 64}
 MOST_MEGABYTES = {LARGE: 25.0, USUAL: 12.0}
 MOST_SECONDS = {LARGE: 5.0, USUAL: 5.0}
 SMALL_MAPS, LARGE_MAP = "#head-grid canvas", "#large .hm image"
@@ -31,11 +32,12 @@ def main() -> None:
     if browser is None:
         sys.exit("this benchmark needs chromium: run scripts/install-chromium.sh")
     model = cw_lens.load_model()
-    text = model.tokenizer(Path(__file__).read_text())["input_ids"]
+    written = model.tokenizer(Path(__file__).read_text() * 2)["input_ids"]
+    text = [model.tokenizer.bos_token_id, *written][: max(TOKENS.values())]
     wide = wide_model(model.tokenizer)
     runs = {
-        LARGE: cw_lens.capture(wide, prompts_from_ids(wide, [text[:512]]), layers=[1]),
-        USUAL: cw_lens.capture(model, prompts_from_ids(model, [text[:64]])),
+        LARGE: cw_lens.capture(wide, prompts_from_ids(wide, [text[: TOKENS[LARGE]]]), layers=[1]),
+        USUAL: cw_lens.capture(model, prompts_from_ids(model, [text[: TOKENS[USUAL]]])),
     }
     table = Table("page of show_heads", "MB", "made, s", "every small map, s", "drawn, s", "bound")
     met = True

@@ -53,7 +53,9 @@ def runs(folder: Path) -> Iterator[str]:
             continue
         more = ["--rows", f"lambada={rows}"] if command == "tasks" else []
         program = [str(Path(sys.executable).with_name("cw-lens")), command, *options, *more]
-        subprocess.run([*program, "--out", str(folder / command)], check=True, capture_output=True)
+        subprocess.run(
+            [*program, "--out", str(folder / command)], check=True, stdout=subprocess.DEVNULL
+        )
         yield f"cw-lens {command}"
 
 
